@@ -4,18 +4,24 @@ Real rollouts, credit of seats, packing, loss and FSDP2; only the inference serv
 the model itself. Each seat writes a line; who has more digits in it wins.
 """
 
+import json
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from tests.ports import free_port
 
 from telescope_core import Example, GeneratedSource, Sampling
 from telescope_core.matches import MatchEnvironment
+from telescope_core.records import RunFolder
+from telescope_core.records.servers import ServerRole, ServerState
+from telescope_train.inference.opponents import KeptVersions
 from telescope_train.models.tiny import make_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent))
+from cli_runs import finish, train_command
 from in_process_sampler import InProcessPolicy, learn, learning_config, play_groups
 
 pytestmark = pytest.mark.engine
@@ -119,3 +125,58 @@ async def test_a_policy_that_played_against_itself_beats_its_first_version(tiny,
     low, high = interval(won, len(played))
     print(f"it won {won:g} of {len(played)} matches: {low:.1%} to {high:.1%}")
     assert low > 0.65
+
+
+POOL = """
+[run]
+name = "pool"
+number_of_steps = 3
+[[environments]]
+name = {nim}
+env = {{ opponents = {{ others = {{ older_version = true }} }} }}
+[rollout]
+discard_group_zero_advantage = false
+[inference]
+inference_num_workers = 3
+opponent_num_servers = 2
+opponent_update_every = 1
+[checkpoint]
+checkpoint_every = 1
+"""
+
+
+@pytest.mark.nightly
+def test_a_run_plays_against_its_older_versions_also_after_a_resume(tmp_path, tiny_model):
+    nim = f"{Path(__file__).parents[2] / 'examples' / 'nim.py'}:Nim"
+    command = train_command(tmp_path, tiny_model, POOL.format(nim=json.dumps(nim)))
+    finish(command, tmp_path)
+    folder = RunFolder.open(tmp_path / "runs" / "pool")
+
+    def versions_sent() -> list[int]:
+        return [
+            event.version
+            for event in folder.server_events()
+            if event.role is ServerRole.OPPONENT and event.state is ServerState.SERVING
+        ]
+
+    assert versions_sent() == [0, 0, 1, 2, 3]
+    more = ["--resume", "--number_of_steps", "5", "--inference_base_port", str(free_port())]
+    finish([*command, *more], tmp_path)
+    # Both servers begin at version 0, and then get what they held when the run ended.
+    assert versions_sent()[5:] == [0, 0, 2, 3, 4, 5]
+    kept = KeptVersions(num_servers=2, update_every=1)
+    for step in range(1, 6):
+        rows = folder.rollouts(step)
+        assert len(rows) == 16
+        by_group = defaultdict(set)
+        for row in rows:
+            assert row.error is None
+            (opponent,) = set(row.tags.values()) - {"policy"}
+            by_group[row.group_id].add(opponent)
+            # A rollout may have begun before the newest version came, which one of both got then.
+            played = {int(one) for one in opponent.removeprefix("version ").split()}
+            assert played <= {*kept.at(step - 1), *kept.at(max(0, step - 2)), step}, (
+                step,
+                opponent,
+            )
+        assert len(by_group) == 4

@@ -151,6 +151,20 @@ def test_servers_of_evals_are_named(flags):
     assert "the last 2 for evals" in server.detail
 
 
+def test_servers_of_older_versions_are_named_with_what_a_resume_keeps(flags):
+    older = ["--inference_num_workers", "3", "--opponent_num_servers", "2"]
+    found = plan(flags, *older)
+    (server,) = (one for one in found.processes if one.name == "vLLM server")
+    assert server.count == 3
+    assert "2 of them for older versions, one more every 10 steps" in server.detail
+    assert any("divisor of opponent_update_every (10)" in note for note in found.notes)
+    saved = ["--checkpoint_every", "5", "--checkpoint_keep_last", "1", "--number_of_steps", "20"]
+    (note,) = (one for one in plan(flags, *older, *saved).notes if "older versions" in one)
+    assert "--checkpoint_keep_every 10" in note
+    kept = plan(flags, *older, *saved, "--checkpoint_keep_every", "10")
+    assert not [note for note in kept.notes if "older versions" in note]
+
+
 def test_the_parameter_count_is_that_of_transformers():
     import torch
     import transformers

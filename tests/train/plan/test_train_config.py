@@ -198,6 +198,21 @@ def test_every_setting_is_read_by_the_trainer():
         ),
         (["--eval_num_servers", "1"], "(1) must be below inference.inference_num_workers (1)"),
         (
+            ["--opponent_num_servers", "1", "--inference_num_workers", "1"],
+            "inference.opponent_num_servers (1) and evals.eval_num_servers (0)",
+        ),
+        (
+            ["--opponent_update_every", "3"],
+            "opponent_update_every has no effect without opponent_num_servers",
+        ),
+        (
+            [
+                "--environments",
+                '[{"name": "nim", "env": {"opponents": {"others": {"older_version": true}}}}]',
+            ],
+            "environments[0] (nim): opponents.others is an older version",
+        ),
+        (
             ["--eval_num_servers", "1", "--inference_num_workers", "2"],
             "eval_num_servers has no effect without [[evals]]",
         ),

@@ -1,6 +1,6 @@
-"""The parts of a run that stay open from its first process to its last: servers, ranks, policies.
+"""Parts of a run that stay open from its first process to its last: servers, ranks, policies.
 
-Each is a context that closes what it opened; `run` puts them one into the other.
+Each is a context that closes what it opened; `run` nests them.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
+from telescope_train.inference.opponents import KeptVersions, OpponentServers
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
@@ -62,19 +63,19 @@ it at once, and every rank is asked every second."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """The processes beside the driver."""
+    """The processes of a run besides the driver."""
 
     servers: ServerGroup
     ranks: RayRanks
     failed_servers: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Why the servers with these numbers have not started."""
+    """Number of each server that has not started -> the reason."""
     secret: str = field(default="", repr=False)
-    """What servers ask for."""
+    """Secret of the servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """The ways to the servers, for what is trained on and for evals."""
+    """The policies for training and for evals, and their connections to servers."""
 
     pool: ServerPool
     publisher: WeightPublisher
@@ -83,11 +84,13 @@ class Policies:
     recording: Recording
     rank_spans: RankSpans
     clients: Sequence[TokenClient]
-    """The ways to all servers."""
+    """The clients of all servers."""
     gpu_sharing: GpuSharing
-    """Whose turn it is on a GPU that ranks and servers share."""
+    """Turns of ranks and servers on a shared GPU."""
     eval_servers: EvalServers
     eval_source: TokenPolicySource
+    opponents: OpponentServers
+    """Servers with older versions of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Resources:
 
 
 async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
-    """Load tokenizer and chat template; show and write down what it does to sampled turns.
+    """Load tokenizer and chat template; show and record its effects on sampled turns.
 
     Raises ConfigError if it cannot write what an environment needs, such as tools.
     """
@@ -124,7 +127,7 @@ def gateway_address(environments: RunEnvironments) -> str:
 
 @asynccontextmanager
 async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
-    """Listen for environments whose programs speak HTTP; first, as a port may be taken."""
+    """Listen for environments whose programs use HTTP; done first, because a port may be taken."""
     inference = prepared.config.inference
     gateway = Gateway(
         model=SERVED_MODEL_NAME,
@@ -142,7 +145,7 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 async def open_processes(
     prepared: Prepared, folder: RunFolder, session: ClusterSession, traces_endpoint: str | None
 ) -> AsyncIterator[Processes]:
-    """Start servers and ranks where there is room; they are healthy when the context begins.
+    """Start servers and ranks on their nodes; they are healthy when the context begins.
 
     Servers that have not started are named: one of those that rollouts ask is enough to begin.
     """
@@ -168,7 +171,7 @@ async def open_processes(
     )
     try:
         # One that dies after it was healthy is noticed by who keeps them, once all have started.
-        num_needed = len(settings) - config.evals.eval_num_servers
+        num_needed = config.num_rollout_servers
         healthy = servers.wait_until_healthy(num_needed=num_needed)
         loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
         if config.inference.colocate:
@@ -195,7 +198,7 @@ async def one_after_another(
     *,
     takes_turns: bool,
 ) -> Mapping[int, str]:
-    """Start servers, then ranks on the same GPU; returns which servers have failed, and why.
+    """Start servers, then ranks on the same GPU; returns the servers that failed, and why.
 
     `takes_turns`: servers sleep while ranks load, as ranks may need their memory for that.
     """
@@ -228,7 +231,7 @@ async def open_policies(
     gateway: Gateway,
     warn: Callable[[str], None],
 ) -> AsyncIterator[Policies]:
-    """Connect to the servers, on behalf of the environments; `warn` shows what went wrong."""
+    """Connect environments to the servers; `warn` is called when something goes wrong."""
     clients = [
         TokenClient(
             one.base_url,
@@ -238,19 +241,28 @@ async def open_policies(
         )
         for one in processes.servers.reached
     ]
-    num_rollout_servers = len(clients) - prepared.config.evals.eval_num_servers
+    num_rollout_servers = prepared.config.num_rollout_servers
+    kept = KeptVersions.from_settings(prepared.config.inference)
+    first_eval_server = len(clients) - prepared.config.evals.eval_num_servers
     pool = ServerPool(clients[:num_rollout_servers], on_event=folder.log_server, is_kept=True)
-    eval_servers = EvalServers(pool, _eval_pool(clients[num_rollout_servers:], folder))
+    opponents = OpponentServers(
+        [
+            # Kept: a match waits for its opponent to come back, as it does for the policy.
+            ServerPool([one], on_event=folder.log_server, is_kept=True, role=ServerRole.OPPONENT)
+            for one in clients[num_rollout_servers:first_eval_server]
+        ],
+        kept,
+    )
+    eval_servers = EvalServers(pool, _eval_pool(clients[first_eval_server:], folder))
+    pools = [pool, *opponents.pools, *([] if eval_servers.own is None else [eval_servers.own])]
+    # In the order of their numbers in the run.
+    all_servers = [(one, server) for one in pools for server in one.servers]
     for number, reason in processes.failed_servers.items():
-        _lose(number, reason, pool, eval_servers.own)
+        of, server = all_servers[number]
+        of.lose(server, reason)
     log, calls = recording.events, recording.calls
     if recording.shown is not None:
-        recording.shown.servers = lambda: [
-            _standing(server)
-            for pool in (pool, eval_servers.own)
-            if pool
-            for server in pool.servers
-        ]
+        recording.shown.servers = lambda: [_standing(server) for _, server in all_servers]
     rank_spans = RankSpans(lambda: processes.ranks.timed, recording.timeline)
     _note_replaced_workers(prepared, recording.timeline, warn)
     attempts = Attempts.from_config(
@@ -266,6 +278,7 @@ async def open_policies(
                 interleaved=prepared.config.rollout.interleaved_rollouts,
                 gateway=gateway,
                 servers_of=servers_of,
+                older_of=opponents.pool_of if opponents.pools else None,
             )
 
         publisher = WeightPublisher(
@@ -274,7 +287,7 @@ async def open_policies(
             in_flight=prepared.config.scheduling.in_flight_update,
             sends_adapter=served_adapter(prepared.config) is not None,
             wire=weight_wire(prepared, folder),
-            others=[] if eval_servers.own is None else [eval_servers.own],
+            others=pools[1:],
         )
         yield Policies(
             pool=pool,
@@ -287,6 +300,7 @@ async def open_policies(
             gpu_sharing=_gpu_sharing(prepared, processes, pool),
             eval_servers=eval_servers,
             eval_source=source(lambda rollout_id: EvalCalls(eval_servers, calls, rollout_id)),
+            opponents=opponents,
         )
     finally:
         # Environments first: they hold the rollouts that would still ask.
@@ -324,28 +338,23 @@ def _eval_pool(clients: Sequence[TokenClient], folder: RunFolder) -> ServerPool 
     return ServerPool(clients, on_event=folder.log_server, role=role) if clients else None
 
 
-def _lose(number: int, reason: str, pool: ServerPool, own: ServerPool | None) -> None:
-    """Leave out server `number` of the run until it has been started again."""
-    place = number - len(pool.servers)
-    if place >= 0 and own is not None:
-        own.lose(own.servers[place], reason)
-    else:
-        pool.lose(pool.servers[number], reason)
-
-
 def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
-    """Return the work of the supervisors, which bring lost servers back."""
+    """Return the coroutines of the supervisors, which restart lost servers."""
     policies, warn = resources.policies, resources.view.warn
     fleet = SharedGpuFleet(resources.processes.servers, policies.gpu_sharing)
     pool, own = policies.pool, policies.eval_servers.own
     bring_in = bring_in_when_awake(policies.publisher.give, policies.gpu_sharing)
     works = [Supervisor(pool, fleet, bring_in, warn=warn).run()]
+    for place, one in enumerate(policies.opponents.pools):
+        first = len(pool.servers) + place
+        supervisor = Supervisor(one, fleet, policies.publisher.bring_in, warn=warn, first=first)
+        works.append(supervisor.run())
     if own is not None:
 
         async def wait_for_evals(server: Server) -> None:
             await server.until(ServerState.SERVING, ServerState.LOST)
 
-        first = len(pool.servers)
+        first = len(pool.servers) + len(policies.opponents.pools)
         own_supervisor = Supervisor(
             own, fleet, wait_for_evals, warn=warn, first=first, is_needed=False
         )
@@ -354,7 +363,7 @@ def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
 
 
 def timing_ranks(resources: Resources) -> Coroutine[Any, Any, None]:
-    """Return the work that fetches the spans of the ranks for the timeline."""
+    """Return the coroutine that fetches the spans of the ranks for the timeline."""
     return resources.policies.rank_spans.run()
 
 
@@ -383,12 +392,12 @@ def _standing(server: Server) -> ServerStanding:
 
 
 def rank_settings(prepared: Prepared) -> BackendSettings:
-    """Return the settings that trainer ranks are opened with."""
+    """Return the settings for opening trainer ranks."""
     return BackendSettings.from_config(prepared.config, device=prepared.device)
 
 
 def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
-    """Return how weights travel in this run."""
+    """Return the settings of weight transfers in this run."""
     config, section = prepared.config, prepared.config.weights
     name = transport_of(config, prepared.device)
     return Wire(
@@ -402,5 +411,5 @@ def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
 
 
 def threads_of(prepared: Prepared) -> int:
-    """Return the threads that each trainer rank computes with on CPU."""
+    """Return the number of threads of each trainer rank on CPU."""
     return max(1, int(prepared.config.ray.ray_trainer_cpus_per_worker))

@@ -5,11 +5,12 @@ A run is built from parts, and each part is a context that opens and closes itse
     Ray cluster -> nodes -> gateway -> servers and ranks -> policies -> sampler and checkpointer
                                                                              -> the loop
 
-The parts close in the opposite order, whatever ends the run. While the loop works, the processes
-are watched, so that a death is reported as the cause and not as the failures that follow from it.
-When trainer ranks die, the last two parts are opened again from a checkpoint; the others stay.
+The parts close in the opposite order, however the run ends. While the loop works, the processes are
+watched, so that a death is reported as the cause and not as the failures that follow from it. When
+trainer ranks die, the last two parts are opened again from a checkpoint; the others stay.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -33,7 +34,7 @@ from telescope_core.reports.train_report import write_train_report
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.packing import Packing
 from telescope_train.checkpoints.damage import by_its_path, by_moving_it, restore
-from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints
 from telescope_train.checkpoints.resume import (
     is_over,
     newest_to_go_on,
@@ -91,20 +92,19 @@ from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.summary import make_summary, require_disjoint
 from telescope_train.trainer.ray_ranks import RayRanks
-from telescope_train.weights.publish import WeightPublisher
 
 RANK_DEATH_SHOWS_WITHIN_S = 5.0
 """Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
 it at once, and every rank is asked every second."""
 DEFAULT_HIDDEN_SIZE = 1024
-"""Where a model's config does not say: only the cost that packing balances depends on it."""
+"""Hidden size if a model's config has none; it affects only the costs for packing."""
 DIAGNOSED_EACH, DIAGNOSED_EVERY = 20, 5
-"""The first steps are looked at one by one, later ones every so often: it takes milliseconds."""
+"""Early steps are diagnosed one by one, later ones at intervals, because it takes milliseconds."""
 _LOGGER = logging.getLogger(__name__)
 
 
 def run_training(prepared: Prepared) -> dict[str, Any]:
-    """Train and return the summary, which the run folder holds too.
+    """Train and return the summary, which the run folder also holds.
 
     Raises ConfigError, before anything is written, when the run cannot work on this machine. A
     failure later marks the run folder as failed and leaves everything in it readable.
@@ -140,7 +140,7 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
 def _take_all_steps(
     prepared: Prepared, folder: RunFolder, log: ProcessLog, opening: ExitStack
 ) -> None:
-    """Train, and say in the folder how it has ended if that is too early.
+    """Train, and record in the folder how an early end came about.
 
     `opening` is closed once a signal may end it.
     """
@@ -163,7 +163,7 @@ def _take_all_steps(
 
 
 def announce(prepared: Prepared, *, begins_again: bool = False) -> None:
-    """Print where the run begins, and what else to know of it."""
+    """Print where the run begins, and its notes."""
     point = prepared.resume
     if point is not None:
         print_resume(point.lines)
@@ -193,7 +193,7 @@ def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:
 
 
 async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> None:
-    """Open every part, train, and close every part whatever happens."""
+    """Open every part, train, and close every part in any case."""
     config = prepared.config
     names = [entry.name for entry in config.environments]
     before = folder.metrics() if prepared.resume is not None else ()
@@ -241,7 +241,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
 
 
 async def _while_watched(resources: Resources, session: ClusterSession) -> None:
-    """Train, while everything is watched that the run consists of."""
+    """Train, while all processes of the run are watched."""
     policies, config = resources.policies, resources.prepared.config
     if apart := session.logs.nodes:
         resources.view.note(f"logs are fetched from {', '.join(apart)}")
@@ -262,7 +262,7 @@ async def _while_watched(resources: Resources, session: ClusterSession) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
-    """What is there before the first step, and stays when trainer ranks are started again."""
+    """The parts that are ready before the first step, and stay when ranks are restarted."""
 
     resources: Resources
     evals: EvalsBeside
@@ -272,7 +272,7 @@ class _Ready:
 
 
 async def _train(resources: Resources) -> None:
-    """Get everything ready that the loop touches, take the steps, and evaluate."""
+    """Prepare all parts of the loop, take the steps, and evaluate."""
     prepared, view = resources.prepared, resources.view
     evals, ranks = prepared.config.evals, resources.processes.ranks
     grace_s = RANK_DEATH_SHOWS_WITHIN_S
@@ -296,7 +296,7 @@ def _note_death(resources: Resources, restarts: Restarts, died: RankDiedError) -
 
 
 async def _get_ready(resources: Resources) -> _Ready:
-    """Open what the loop touches, give ranks and servers the first weights, and prove it all."""
+    """Open all parts of the loop, load the first weights everywhere, and run the self-tests."""
     prepared, folder, view = resources.prepared, resources.folder, resources.view
     config, ranks = prepared.config, resources.processes.ranks
     publisher, environments = resources.policies.publisher, prepared.environments
@@ -313,7 +313,9 @@ async def _get_ready(resources: Resources) -> _Ready:
         {name: (one.reward_min, one.reward_max) for name, one in declared},
         weights={name: one.reward_weights for name, one in declared},
     )
-    first_version = await _restore(prepared, ranks, publisher)
+    # At the first weights, so that a server whose version is none of a checkpoint has those.
+    await resources.policies.opponents.begin(publisher.send_to)
+    first_version = await _restore(resources)
     packing = _packing(prepared, mix, ranks)
     await _prove(resources, mix, packing)
     if config.evals.eval_before_training and not first_version:
@@ -397,7 +399,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
 
 
 async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint | None:
-    """Start the ranks again; everything is then as at the newest whole checkpoint.
+    """Restart the ranks, with everything as at the newest complete checkpoint.
 
     Returns the checkpoint; None = as at the beginning of the run.
     """
@@ -449,11 +451,12 @@ def _after_step(
     checkpointer: Checkpointer,
     known: Mapping[str, float],
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
-    """Return what follows each step: show it, say what looks wrong once, evaluate, save.
+    """Return the work after each step: show it, report problems once, evaluate, save.
 
     `known`: what else has been written into the metrics of the step, such as numbers of evals.
     """
-    view, recording = resources.view, resources.policies.recording
+    view, policies = resources.view, resources.policies
+    recording = policies.recording
     rows = resources.folder.metrics()
     said: set[tuple[str, str | None]] = set()
 
@@ -467,6 +470,7 @@ def _after_step(
                 if key not in said and not finding.is_over:
                     said.add(key)
                     view.warn(finding.text)
+        await policies.opponents.after_step(step, policies.publisher.send_to)
         await evals.after_step(step)
         await checkpointer.after_step(step)
 
@@ -474,7 +478,7 @@ def _after_step(
 
 
 def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:
-    """Write down what evals hold out; refuse it if an earlier part of the run trained on it."""
+    """Record held-out examples; raise if an earlier part of the run trained on one."""
     point = prepared.resume
     before = set[tuple[str, str]]() if point is None else trained_before(point, folder)
     require_untrained(mix.held_out, before)
@@ -482,22 +486,43 @@ def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:
     folder.write_examples(held_out=held_out, trained_before=before or ())
 
 
-async def _restore(
-    prepared: Prepared, ranks: RayRanks, publisher: WeightPublisher
-) -> WeightVersion:
-    """Give ranks and servers the weights to begin with; returns their version."""
-    if prepared.resume is None:
+async def _restore(resources: Resources) -> WeightVersion:
+    """Load the initial weights into ranks and servers; returns their version."""
+    resume, opponents = resources.prepared.resume, resources.policies.opponents
+    if resume is None:
         return 0
-    checkpoint = prepared.resume.checkpoint
-    await publisher.weights_change()
-    how = by_moving_it if prepared.resume.is_same_run else by_its_path
-    await restore(ranks, checkpoint, how)
-    await publisher.publish(checkpoint.step)
-    return checkpoint.step
+    ranks, publisher = resources.processes.ranks, resources.policies.publisher
+    how = by_moving_it if resume.is_same_run else by_its_path
+
+    async def go_to(checkpoint: RunCheckpoint) -> None:
+        await publisher.weights_change()
+        await restore(ranks, checkpoint, how)
+        await publisher.publish(checkpoint.step)
+
+    last = resume.checkpoint
+    held = opponents.kept.at(last.step)
+    saved = {
+        one.step: one
+        for one in await asyncio.to_thread(complete_checkpoints, last.path.parent)
+        if one.manifest.run == last.manifest.run
+    }
+    for version in sorted({*held} & {*saved} - {last.step}):
+        await go_to(saved[version])
+        await publisher.send_to(opponents.pools[held.index(version)])
+    await go_to(last)
+    for server, version in enumerate(held):
+        if version and (version == last.step or version not in saved):
+            await publisher.send_to(opponents.pools[server])
+            if version != last.step:
+                resources.view.warn(
+                    f"no checkpoint holds the older version {version}; in its place plays version "
+                    f"{last.step}, with which the run goes on"
+                )
+    return last.step
 
 
 async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
-    """Run the last self-test, show all of them and write them down."""
+    """Run the last self-test, and show and record all of them."""
     ranks = resources.processes.ranks
     agreement = await check_engine(
         resources.policies.source,

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from telescope_train.config.fields import Count, Host, Port, Positive, Section
+from telescope_train.config.fields import Count, Host, Index, Port, Positive, Section
 
 LOOPBACK = "127.0.0.1"
-"""Where the servers of a run listen that has a Ray of its own."""
+"""Address at which the servers of a run with its own Ray listen."""
 
 
 class InferenceSection(Section):
@@ -16,6 +16,11 @@ class InferenceSection(Section):
     inference_num_workers: Count = 1
     """Number of servers; each one takes `inference_tensor_parallel_size` times
     `inference_data_parallel_size` GPUs of one node, if there are GPUs."""
+    opponent_num_servers: Index = 0
+    """How many of the `inference_num_workers` servers hold older versions of the policy, one each,
+    for matches whose `opponents` have `older_version`. 0 = none, and no match can have them."""
+    opponent_update_every: Count = 10
+    """Steps after which the server with the oldest of these versions gets the present one."""
     inference_tensor_parallel_size: Count = 1
     """GPUs, or processes on CPU, that compute one model together."""
     inference_data_parallel_size: Count = 1
@@ -55,12 +60,12 @@ class InferenceSection(Section):
     same time, `auto` = each its own GPU if there are two, else resident if both fit, else taking
     turns."""
     colocate_sleep_level: Literal[1, 2] | None = None
-    """What a server does with its weights while it sleeps: 1 = keeps them in CPU memory, 2 =
-    forgets them, because it gets new ones anyway; null = 2, or 1 with `use_lora`."""
+    """Weights of a sleeping server: 1 = they are kept in CPU memory, 2 = they are discarded,
+    because the server gets new ones anyway; null = 2, or 1 with `use_lora`."""
     vllm_scheduling_policy: Literal["priority", "fcfs"] = "priority"
-    """Which of the requests that wait goes first: `priority` = that of the rollout with the most
-    turns behind it, so that rollouts end soon; among equals that of the oldest batch; evaluations
-    last, `fcfs` = the one that came first."""
+    """Order of waiting requests: `priority` = first that of the rollout with the most turns so far,
+    so that rollouts end soon; among equals that of the oldest batch; evaluations last, `fcfs` = in
+    the order of arrival."""
     vllm_arguments: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further arguments of vLLM's command line, such as `["--kv-cache-dtype", "fp8"]` or
     `["--max-num-batched-tokens", "8192"]`; those that Telescope sets itself are refused."""

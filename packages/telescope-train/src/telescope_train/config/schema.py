@@ -62,7 +62,7 @@ class ModelSection(Section):
     """Compute logits in float32 where layers compute in less, in the trainer and in the servers;
     false = round them to the type of the layers."""
     chat_template: str | None = None
-    """What replaces the chat template of the model's tokenizer: a Jinja file, the text of a
+    """Replacement of the chat template of the model's tokenizer: a Jinja file, the text of a
     template, or the name of a shipped one, `chatml-keeps-thinking`."""
     enable_thinking: bool | None = None
     """Value of `enable_thinking` for chat templates that read it: whether the model should think;
@@ -103,7 +103,7 @@ class EnvironmentEntry(Section):
 
 
 class RolloutSection(Section):
-    """How prompts are turned into rollouts."""
+    """The settings by which prompts become rollouts."""
 
     group_size: Count = 8
     """Rollouts per prompt; their rewards are compared with one another."""
@@ -130,9 +130,9 @@ class RolloutSection(Section):
     env_workers: Count = 1
     """Worker processes for each environment."""
     env_isolation: Literal["auto", "process", "none"] = "auto"
-    """Where environments run: `auto`, `process` = in processes of their own, which may be ended
-    when their code does not return; `none` = in the driver, which code that holds the interpreter
-    then ends."""
+    """Processes of environments: `auto`, `process` = separate ones, which can be ended if their
+    code does not return; `none` = the driver, which is ended if their code blocks the
+    interpreter."""
     env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
     """Memory limit of one environment process, MiB; null = no limit but the machine's memory."""
     discard_group_zero_advantage: bool = True
@@ -142,14 +142,14 @@ class RolloutSection(Section):
 
 
 class SchedulingSection(Section):
-    """How far sampling may run ahead of training."""
+    """The lead of sampling over training, and the order of rollouts."""
 
     max_async_rollout: Index = 1
     """Steps that sampling may be ahead of training; 0 = exactly synchronous."""
     in_flight_update: Literal["pause", "continue", "abort"] = "pause"
-    """What running requests do when weights change: `pause` = they stop, compute their tokens again
-    under the new weights, and go on, `continue` = they go on without that, and their log-probs are
-    those of a mixture, `abort` = they are ended and sent again from where they were."""
+    """Running requests when weights change: `pause` = they stop, compute their tokens again with
+    the new weights, and continue, `continue` = they continue without that, and their log-probs come
+    from mixed weights, `abort` = they are ended and sent again from where they were."""
     stream_gradients: Literal["auto"] | bool = "auto"
     """Train on finished groups while the rest of their batch is still being sampled, and take the
     optimizer step when it is complete; `auto` = unless a setting needs the whole batch first, or
@@ -158,9 +158,9 @@ class SchedulingSection(Section):
     """Weight updates by which any token may be behind the weights that train it: a rollout beyond
     is stopped at once and played again in its place; -1 = no bound."""
     batch_order: Literal["drawn", "finished"] = "drawn"
-    """Which groups a step trains on: `drawn` = exactly those that were drawn for it, `finished` =
-    those that ended first. The second waits for no straggler, and trains on short answers earlier
-    than on long ones."""
+    """Groups of a step: `drawn` = exactly those that were drawn for it, `finished` = those that
+    ended first. The second waits for no straggler, and trains on short answers earlier than on long
+    ones."""
     max_concurrent_prompts_per_server: Count = 32
     """Most groups for which an inference server works at the same time, counted in rollouts. A new
     group goes to the server with the fewest requests, and later turns go where their prefix is,
@@ -184,7 +184,7 @@ class SchedulingSection(Section):
 
 
 class CheckpointSection(Section):
-    """When and where the state of the run is saved, and where a run continues from."""
+    """Checkpoints: when and where they are saved, and from which one a run continues."""
 
     checkpoint_every: Index = 0
     """Steps between checkpoints; 0 = only at the end, so that a run that is killed cannot go on."""
@@ -193,7 +193,7 @@ class CheckpointSection(Section):
     checkpoint_save_training_state: bool = True
     """Save everything that a run needs to continue; false = weights alone, to export."""
     checkpoint_keep_last: Count | None = None
-    """How many of the newest checkpoints to keep while the run goes on; null = all of them."""
+    """Number of the newest checkpoints to keep during the run; null = all of them."""
     checkpoint_keep_every: Count | None = None
     """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
@@ -241,7 +241,7 @@ class EvalEntry(Section):
 
 
 class EvalsSection(Section):
-    """Which evaluations on held-out examples are run, and when."""
+    """Evaluations on held-out examples, and their times."""
 
     eval_before_training: bool = False
     """Run every evaluation with the initial weights."""
@@ -274,19 +274,25 @@ class TrainConfig(Section):
     ray: RaySection = Field(default_factory=RaySection)
 
     @property
+    def num_rollout_servers(self) -> int:
+        """Servers that sample what is trained on: the first ones of the run."""
+        others = self.inference.opponent_num_servers + self.evals.eval_num_servers
+        return self.inference.inference_num_workers - others
+
+    @property
     def largest_group(self) -> int:
         """Most rollouts that a group of any environment has."""
         return max(one.group_size or self.rollout.group_size for one in self.environments)
 
     @property
     def writes_debug(self) -> bool:
-        """Whether debug messages are written: for whoever reads the logs, or to be uploaded."""
+        """Whether debug messages are written: for a reader of the logs, or to be uploaded."""
         section = self.observability
         is_uploaded = section.use_wandb and section.wandb_upload_logs_detailed
         return self.run.debug or is_uploaded
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Optimizer steps of the whole run, if no minibatch is left empty."""
+        """Number of optimizer steps of the run, if no minibatch is empty."""
         section = self.algorithm
         return self.run.number_of_steps * section.number_of_minibatches * section.ppo_epochs

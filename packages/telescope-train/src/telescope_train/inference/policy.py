@@ -1,4 +1,4 @@
-"""The token-exact policy: text that was sampled is never turned back into tokens.
+"""The token-exact policy: sampled text is never converted back to tokens.
 
 `conversations` decides which sampled ids a request may reuse. Every answer is recorded here, in
 chains of tokens, whether the environment asked for it or a program that the environment runs,
@@ -19,7 +19,7 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.types import Completion, JsonValue, Message, Sampling, Turn
 from telescope_core.gateway import Gateway, RecordingPolicy
-from telescope_core.gateway.request import ChatRequest
+from telescope_core.gateway.request import OLDER_VERSION, ChatRequest
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.inference.first_prompts import FirstPrompts
@@ -42,11 +42,14 @@ class TokenPolicySource:
         interleaved: bool = True,
         gateway: Gateway | None = None,
         servers_of: Callable[[str], RolloutServers] | None = None,
+        older_of: Callable[[str], RolloutServers] | None = None,
     ) -> None:
-        """Without `interleaved`, each prompt is tokenized again instead of reusing sampled ids.
+        """Without `interleaved`, each prompt is tokenized again, without reusing sampled ids.
 
         `max_model_len`: tokens of prompt and answer together; None = no limit is checked.
         `servers_of`: gives what a rollout asks in place of `pool`, by the rollout's id.
+        `older_of`: gives what an older version in its place asks, by the id of the group; None =
+        there are no older versions.
         """
         self._pool = pool
         self._renderer = renderer
@@ -54,6 +57,7 @@ class TokenPolicySource:
         self._interleaved = interleaved
         self._gateway = gateway
         self._servers_of = servers_of
+        self._older_of = older_of
         self._first_prompts = FirstPrompts(renderer)
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "TokenPolicy":
@@ -61,24 +65,38 @@ class TokenPolicySource:
 
         It has an endpoint only if there is a gateway and `sampling` is given.
         """
+        # The id of the group, whose rollouts share a prompt and therefore a server.
+        group_id = rollout_id.rpartition("/")[0]
+        seed = None if sampling is None else sampling.seed
         policy = TokenPolicy(
             self._pool if self._servers_of is None else self._servers_of(rollout_id),
             self._renderer,
-            # The id of the group, whose rollouts share a prompt and therefore a server.
-            rollout_id.rpartition("/")[0],
+            group_id,
             self._max_model_len,
             interleaved=self._interleaved,
-            seed=None if sampling is None else sampling.seed,
+            seed=seed,
             first_prompts=self._first_prompts,
         )
         if self._gateway is not None and sampling is not None:
+            if self._older_of is not None:
+                policy.older = TokenPolicy(
+                    self._older_of(group_id),
+                    self._renderer,
+                    group_id,
+                    self._max_model_len,
+                    interleaved=self._interleaved,
+                    # It draws other chances than the policy does in the same turn.
+                    seed=None if seed is None else derived_seed(seed, OLDER_VERSION),
+                )
             # Only the policy holds its session; the gateway refers to it weakly. A policy that is
             # dropped without `close` therefore takes its endpoint with it.
-            policy.session = self._gateway.open(policy, sampling)
+            policy.session = self._gateway.open(
+                policy, sampling, has_older=policy.older is not None
+            )
         return policy
 
     def prepare(self, environment: str, messages: Sequence[Message]) -> None:
-        """Render and tokenize the first prompt of rollouts ahead; they then find it ready."""
+        """Render and tokenize a first prompt ahead of its rollouts, which then find it."""
         self._first_prompts.prepare(environment, messages)
 
     async def close(self) -> None:
@@ -99,7 +117,7 @@ class TokenPolicy(RecordingPolicy):
         seed: int | None = None,
         first_prompts: FirstPrompts | None = None,
     ) -> None:
-        """`seed`: that of the rollout, from which each of its requests gets one of its own.
+        """`seed`: that of the rollout, from which the seed of each request is derived.
 
         `first_prompts` hears what it is asked first; None = nobody does.
         """
@@ -113,6 +131,8 @@ class TokenPolicy(RecordingPolicy):
         self._seed = seed
         self._num_asked = 0
         self._first_prompts = first_prompts
+        self.older: TokenPolicy | None = None
+        """An older version, which plays in the same rollout and is not trained on."""
 
     async def complete(
         self,
@@ -188,13 +208,18 @@ class TokenPolicy(RecordingPolicy):
         return completion
 
     async def answer(self, request: ChatRequest) -> Completion:
-        """Answer a program, and record its conversation beside the tokens."""
+        """Answer a program, and record its conversation as well as the tokens."""
+        if request.model == OLDER_VERSION:
+            assert self.older is not None, "the session says whether there is one"
+            # With a record of its own, which no rollout has: its tokens are not to be trained on.
+            sampling = replace(request.sampling, seed=self.older._seed)
+            return await self.older.complete(request.messages, sampling, tools=request.tools)
         completion = await self.complete(request.messages, request.sampling, tools=request.tools)
         self.recorder.heard(request.messages, completion)
         return completion
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the tokens of the prompt that `request` would have, sampled ones included."""
+        """Return the number of prompt tokens of `request`, including sampled ones."""
         return len(self._prompt_for(tuple(request.messages), request.tools).ids)
 
     def _prompt_for(
@@ -205,7 +230,7 @@ class TokenPolicy(RecordingPolicy):
         return self._conversations.prompt_for(messages, tools=tools)
 
     def _seeded(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with a seed of this request; a seed of a program's own stays."""
+        """Return `sampling` with a seed for this request; a seed given by a program stays."""
         if self._seed is None or sampling.seed != self._seed:
             return sampling
         # With one seed for all of them, every turn would draw the same chances again.
@@ -213,7 +238,7 @@ class TokenPolicy(RecordingPolicy):
         return replace(sampling, seed=derived_seed(self._seed, number))
 
     def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
-        """Return `sampling`, with `max_tokens` cut to the room that is left for a later turn.
+        """Return `sampling` with `max_tokens` limited to the room that is left in the context.
 
         The first turn must fit without a cut. If it does not, the settings are wrong.
         """
@@ -230,12 +255,12 @@ class TokenPolicy(RecordingPolicy):
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return `text` up to the first of the stop texts, which chat endpoints leave out."""
+    """Return `text` before the first of the stop texts, which chat endpoints leave out."""
     return text.partition(first)[0] if (first := first_stop(text, stop)) else text
 
 
 def first_stop(text: str, stop: Sequence[str]) -> str:
-    """Return which of the stop texts is first in `text`; empty if none is."""
+    """Return the stop text that comes first in `text`; empty if there is none."""
     return min((one for one in stop if one in text), key=text.find, default="")
 
 

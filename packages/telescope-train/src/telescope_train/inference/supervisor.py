@@ -1,4 +1,4 @@
-"""Keeps the servers of a run alive: one that is lost is started again, and gets the weights.
+"""Keep the servers of a run alive: a lost one is started again and receives the weights.
 
 A server that is lost again and again, and did nothing in between, is given up, and the run goes on
 with the others; one that dies twice of the same error before it samples a token, at once. The run
@@ -11,36 +11,36 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from telescope_core.base.errors import ProcessDiedError, TelescopeError
-from telescope_core.records.servers import ServerState
+from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.inference.death_cause import is_same_cause
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import Loss, Reached, Server, ServerDiedError
 
 CAUSE_SHOWS_WITHIN_S = 5.0
-"""Seconds after the loss of a server in use within which its actor may say what it died of."""
+"""Seconds after the loss of a used server in which its actor may report the cause of death."""
 MOST_RESTARTS = 5
-"""Times in a row that a server is started again which did nothing in the life before.
+"""Restarts in a row of a server that did no work in between.
 
 One that has sampled tokens or gone through an update has done something, and so has one that has
 waited for that for `GOOD_LIFE_S`."""
 GOOD_LIFE_S = 300.0
-"""Seconds of a life without work that count as work."""
+"""Seconds after a start that count as work."""
 BACKOFF_S = (0.0, 2.0, 5.0, 15.0, 45.0)
-"""Seconds before each restart in a row: whatever ends a server at its start may pass."""
+"""Seconds before each restart in a row, because the cause of a failed start may pass."""
 
 
 class Fleet(Protocol):
     """The processes of the servers; see `fleet.ServerGroup`."""
 
     async def until_lost(self, index: int, heard_s: Callable[[], float]) -> Loss:
-        """Return why server `index` has died or hangs, as soon as it does.
+        """Return the reason as soon as server `index` has died or hangs.
 
         `heard_s` says when it last gave a sign of life, on the clock of the event loop.
         """
         ...
 
     async def start_again(self, index: int) -> Reached:
-        """End what is left of server `index`, and start it; returns its address once it is healthy.
+        """End the rest of server `index`, and start it; returns its address once it is healthy.
 
         Raises ProcessDiedError if it does not become healthy.
         """
@@ -48,7 +48,7 @@ class Fleet(Protocol):
 
 
 class Supervisor:
-    """Watches every server of a pool and brings back those that are lost."""
+    """Watches every server of a pool and restarts lost ones."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Supervisor:
         first: int = 0,
         is_needed: bool = True,
     ) -> None:
-        """`bring_in` returns when a server that is loading serves, or is lost.
+        """`bring_in` returns when a loading server serves, or is lost.
 
         `warn` tells a person. `first`: number of the pool's first server in the fleet.
         `is_needed`: whether the run ends when no server of the pool is left.
@@ -109,7 +109,7 @@ class Supervisor:
                 began_s, cause = await self._restart(index, server, num_restarts)
 
     async def _until_lost(self, index: int, server: Server) -> str:
-        """Return when the server is lost: its process has died, or it was lost in use.
+        """Return when the server is lost: its process has died, or a request to it failed.
 
         Returns the first error that it printed, if it has died of one.
         """
@@ -132,7 +132,7 @@ class Supervisor:
             await asyncio.wait([watch, in_use])
 
     async def _restart(self, index: int, server: Server, number: int) -> tuple[float, str]:
-        """Bring a server back, or lose it again; returns when it was healthy, and why it died."""
+        """Restart a server, or lose it again; returns when it was healthy, and why it died."""
         clock = asyncio.get_running_loop()
         healthy_s, cause = math.inf, ""
         address = server.client.base_url
@@ -157,7 +157,7 @@ class Supervisor:
         return healthy_s, cause
 
     async def _until_brought_in(self, index: int, server: Server) -> str:
-        """Return when a server that is loading serves, or is lost; then with why it died.
+        """Return when a loading server serves, or is lost; then with the cause of its death.
 
         It may wait for the next weights for long, so its process is watched meanwhile.
         """
@@ -176,14 +176,15 @@ class Supervisor:
             await asyncio.wait([bringing, watch])
 
     def _give_up(self, server: Server, how: str) -> None:
-        """Go on without a server; raises ProcessDiedError if it was the last one."""
+        """Continue without a server; raises ProcessDiedError if it was the last one."""
         reason = server.reason
         server.become(ServerState.GIVEN_UP, reason=reason)
         address = server.client.base_url
         is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.servers)
         if is_last and self._is_needed:
+            what = "" if server.role is ServerRole.ROLLOUT else f" with the role {server.role}"
             raise ProcessDiedError(
-                f"no inference server is left: {address} was lost {how}: {reason}"
+                f"no inference server{what} is left: {address} was lost {how}: {reason}"
             )
         self._warn(
             f"inference server {address} is given up, and the run goes on without it. It was lost "

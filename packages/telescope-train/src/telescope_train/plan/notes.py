@@ -1,4 +1,4 @@
-"""What somebody should know of a run that can start: said in its plan and when it starts."""
+"""Notes about a run that can start, for its plan and its start."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from telescope_train.plan.checks.model import rounding_notes
 from telescope_train.plan.prepared import Prepared
 
 MANY_STEPS = 20
-"""Steps that are a loss if they have to be taken again."""
+"""Number of steps that would be a serious loss."""
 
 
 def notes_of(prepared: Prepared) -> tuple[str, ...]:
-    """Return one line for each; empty if there is nothing to say."""
+    """Return the notes, one line each; empty if there are none."""
     config = prepared.config
     given = sorted_out((*config_found(config).redundant, *prepared.redundant)).note
     return (
@@ -25,6 +25,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
             use_lora=config.trainer.use_lora,
         ),
         *_checkpoint_notes(config),
+        *_opponent_notes(config),
         *_scheduling_notes(config),
         *_stop_notes(config),
         *([given] if given else []),
@@ -50,6 +51,21 @@ def _checkpoint_notes(config: TrainConfig) -> Iterator[str]:
         "takes the run back to where it began, and a run that is killed cannot go on; set "
         f"--checkpoint_every {MANY_STEPS} --checkpoint_keep_last 2, or smaller numbers"
     )
+
+
+def _opponent_notes(config: TrainConfig) -> Iterator[str]:
+    every, section = config.inference.opponent_update_every, config.checkpoint
+    if not config.inference.opponent_num_servers:
+        return
+    is_saved = section.checkpoint_every and not every % section.checkpoint_every
+    is_kept = section.checkpoint_keep_last is None or section.checkpoint_keep_every == every
+    if not is_saved or not is_kept:
+        keeping = "" if is_kept else f" and --checkpoint_keep_every {every}"
+        yield (
+            "older versions that no checkpoint holds are gone when the run is resumed, and the "
+            "weights that it goes on with take their places: to keep them, set --checkpoint_every "
+            f"to a divisor of opponent_update_every ({every}){keeping}"
+        )
 
 
 def _scheduling_notes(config: TrainConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What `telescope train` would do, worked out from a prepared run: the dry run.
+"""The dry run: what `telescope train` would do, derived from a prepared run.
 
 `text` turns a plan into text. Imports no torch, transformers or ray.
 """
@@ -29,7 +29,7 @@ from telescope_train.step.stream_rules import how_gradients_are_taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """A kind of process that is started."""
+    """A kind of process of the run."""
 
     name: str
     count: int
@@ -39,12 +39,12 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentShare:
-    """What one environment contributes to a step, on average."""
+    """The part of one environment in a step, on average."""
 
     name: str
     version: str
     share: float
-    """Of the prompts, 0 to 1."""
+    """Share of the prompts, 0 to 1."""
     groups: float
     """Prompts per step, on average."""
     group_size: int
@@ -52,45 +52,45 @@ class EnvironmentShare:
 
     @property
     def rollouts(self) -> float:
-        """Rollouts per step."""
+        """Average number of rollouts per step."""
         return self.groups * self.group_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalPlan:
-    """One evaluation and when it runs."""
+    """One evaluation and its time."""
 
     name: str
     when: str
     num_rollouts: int
-    """Rollouts each time it runs."""
+    """Number of rollouts each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a dry run shows."""
+    """All content of a dry run."""
 
     run_folder: str
     model: str
     num_parameters: int | None
     """None = not known before the model is downloaded."""
     num_steps: int
-    """Steps of the run."""
+    """Number of steps."""
     begins: tuple[str, ...]
-    """Where the run goes on, and what has changed since; empty = at its beginning."""
+    """The point at which the run continues, and changes since then; empty = the beginning."""
     algorithm: str
     age_of_rollouts: str
-    """How much older than the weights they train, and what corrects for it."""
+    """The age of rollouts relative to the trained weights, and what corrects for it."""
     gradients: str
     """When the gradient of a batch is computed, and why not earlier."""
     prompts: str
-    """Whether what rollouts begin with alike is computed once."""
+    """Whether common beginnings of rollouts are computed once."""
     activations: str
     """What layers keep for the backward pass, and why."""
     replies: str
-    """How what the model writes is read."""
+    """How the model's output is parsed."""
     lora: str | None
-    """What servers get of an adapter, and what that costs; None without `use_lora`."""
+    """The form in which servers get an adapter, and its cost; None without `use_lora`."""
     max_model_len: int
     """Tokens of prompt and answer together."""
     groups_per_step: int
@@ -102,21 +102,21 @@ class Plan:
     processes: tuple[ProcessPlan, ...]
     environments: tuple[EnvironmentShare, ...]
     codes: Mapping[str, EnvironmentRecord]
-    """Name in the settings -> which code it is; those that are not here are left out."""
+    """Name in the settings -> record of its code; missing environments are left out."""
     secrets: Mapping[str, Mapping[str, bool]]
     """Name in the settings -> each secret that it declares and gets here, and whether it is set."""
     memory: tuple[MemoryPlan, ...]
     evals: tuple[EvalPlan, ...]
     outputs: tuple[tuple[str, str], ...]
-    """Name in the run folder, and what is written there."""
+    """Name in the run folder -> what is written there."""
     notes: tuple[str, ...]
-    """What somebody should know who starts it."""
+    """Remarks for people who start it."""
     problems: tuple[str, ...]
-    """Why the run cannot start on this machine; empty when it can."""
+    """Reasons why the run cannot start on this machine; empty if it can."""
 
 
 def make_plan(prepared: Prepared) -> Plan:
-    """Return what the run would do; what stands in its way is in `problems`, nothing is raised."""
+    """Return the plan of the run; obstacles are in `problems`, and nothing is raised."""
     config = prepared.config
     codes = prepared.environments.records
     shares = _environment_shares(config, codes)
@@ -210,6 +210,13 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     size = inference.processes_per_server
     parts = f", {size} GPUs or processes each" if size > 1 else ""
     num_eval = config.evals.eval_num_servers
+    num_older = inference.opponent_num_servers
+    for_older = (
+        f", {num_older} of them for older versions, one more every "
+        f"{inference.opponent_update_every} steps"
+        if num_older
+        else ""
+    )
     for_evals = f", the last {num_eval} for evals" if num_eval else ""
     address = ray.ray_address
     shared = ""
@@ -236,7 +243,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         ProcessPlan(
             name="vLLM server",
             count=inference.inference_num_workers,
-            detail=f"{host}, {ports}{for_evals}{parts}, "
+            detail=f"{host}, {ports}{for_older}{for_evals}{parts}, "
             f"{ray.ray_inference_cpus_per_worker:g} CPU each{shared}",
         ),
     )

@@ -1,11 +1,11 @@
-"""Which settings fit together. Pure; every message tells what to change.
+"""Check which settings fit together. Pure; every message says what to change.
 
 A setting that would have no effect is refused if the user gave it, so that no setting is accepted
 and then ignored.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
 from telescope_core.base.errors import ConfigError, unknown_name
@@ -35,7 +35,7 @@ def check_config(config: TrainConfig) -> None:
 
 
 def config_found(config: TrainConfig) -> Found:
-    """Return the problems of settings on any machine, and settings that change nothing."""
+    """Return problems of settings on any machine, and settings without effect."""
     checks = [
         *_environment_problems(config),
         *process_problems(config),
@@ -46,6 +46,7 @@ def config_found(config: TrainConfig) -> Found:
         *checkpoint_problems(config.checkpoint, config.run.number_of_steps),
         *step_problems(config),
         *_eval_problems(config),
+        *_opponent_problems(config),
         *_gateway_problems(config),
         *cluster_problems(config),
         *observability_problems(config),
@@ -182,6 +183,35 @@ def _eval_server_problems(config: TrainConfig) -> Iterator[str]:
             "evals.eval_num_servers has no effect without eval_every: no evaluation runs while "
             "rollouts are sampled; set eval_every, or remove eval_num_servers"
         )
+
+
+def _opponent_problems(config: TrainConfig) -> Iterator[str]:
+    section, of_evals = config.inference, config.evals.eval_num_servers
+    number, total = section.opponent_num_servers, section.inference_num_workers
+    if number and number + of_evals >= total:
+        yield (
+            f"inference.opponent_num_servers ({number}) and evals.eval_num_servers ({of_evals}) "
+            f"are parts of inference.inference_num_workers ({total}): no server would be left for "
+            "rollouts; raise inference_num_workers"
+        )
+    if not number:
+        why = (
+            "without opponent_num_servers: no server holds an older version; set that, or remove it"
+        )
+        yield from unused(section, "inference.opponent_update_every", why)
+    entries = {
+        **{f"environments[{n}]": one for n, one in enumerate(config.environments)},
+        **{f"evals[{n}]": one for n, one in enumerate(config.evals.evals)},
+    }
+    for where, entry in entries.items():
+        opponents = entry.env.get("opponents")
+        for seat, one in opponents.items() if isinstance(opponents, Mapping) else ():
+            if isinstance(one, Mapping) and one.get("older_version") and not number:
+                yield (
+                    f"{where} ({entry.name}): opponents.{seat} is an older version of the policy, "
+                    "and no server holds one; set inference.opponent_num_servers, and "
+                    "inference_num_workers to as many servers more"
+                )
 
 
 def _gateway_problems(config: TrainConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which settings of a step fit together: minibatches, filters, shaping, the reference model."""
+"""Check the settings of a step: minibatches, filters, shaping, the reference model."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SWITCHES = {
     "kl_in_reward": ("kl_penalty_tau", "kl_penalty_tau above 0"),
     "reference_update_every": ("kl_penalty_tau", "kl_penalty_tau above 0"),
 }
-"""Setting -> the setting without which it has no effect, and what to set that to."""
+"""Setting -> the setting without which it has no effect, and a value for that."""
 _NEEDS_SAMPLING_AHEAD = {
     "in_flight_update": ("no request is under way when weights change", ("pause",)),
     "max_off_policy_steps": ("every token is sampled by the weights that it trains", (8, 0)),
@@ -81,7 +81,7 @@ def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
-    """Yield settings that were given and change nothing."""
+    """Yield settings that were given without effect."""
     section = config.scheduling
     if not section.max_async_rollout:
         for field, (why, holds) in _NEEDS_SAMPLING_AHEAD.items():
@@ -91,10 +91,10 @@ def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
                 f"with max_async_rollout = 0: {why}; raise max_async_rollout, or remove {field}",
                 holds=holds,
             )
-    open_rollouts, servers = section.max_open_rollouts, config.inference.inference_num_workers
+    open_rollouts = section.max_open_rollouts
     most = (
         section.max_concurrent_prompts_per_server
-        * (servers - config.evals.eval_num_servers)
+        * config.num_rollout_servers
         * config.largest_group
     )
     if not section.free_lane_after_generation and (open_rollouts or 0) >= most:
