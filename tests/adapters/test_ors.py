@@ -27,6 +27,7 @@ SERVERS = Path(__file__).with_name("ors_servers.py")
 TASKS = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 RIGHT = [calls(("add", {"a": 1, "b": 2})), calls(("answer", {"value": 3}))]
 _IN_SESSION = ("/sums/messages", "/sums/task_tools", "/sums/call")
+RIGHTLY = "it is  right  it is  right  it is  right"
 TEXT = {"type": "text", "text": "What is  1 + 2?"}
 
 
@@ -95,7 +96,7 @@ class Sums:
             return result(str(given["a"] + given["b"]), 0.25)
         if body["name"] == "answer":
             is_right = given["value"] == task["a"] + task["b"]
-            return result("right" if is_right else "wrong", 0.75 * is_right, finished=True)
+            return result(RIGHTLY if is_right else "wrong", 0.75 * is_right, finished=True)
         told = {"ok": False, "error": f"no tool {body['name']}", "reason": "not_found"}
         return events(("task_id", "t"), ("end", json.dumps(told)))
 
@@ -124,7 +125,7 @@ async def test_the_rewards_of_all_calls_are_summed_and_the_session_is_closed():
     assert about.offers_tools
     assert (rollout.reward, rollout.error) == (1.0, None)
     assert [one.content for one in rollout.messages if one.role != "assistant"] == [
-        *("What is  1 + 2?", "3", "right"),
+        *("What is  1 + 2?", "3", RIGHTLY),
     ]
     assert (wrong.reward, wrong.status) == (0.0, RolloutStatus.KEPT)
     assert (sums.open, sums.num_opened) == ({}, 2)

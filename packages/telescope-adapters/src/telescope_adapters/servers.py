@@ -25,6 +25,8 @@ from telescope_core.base.types import ToolCall
 _LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 """A server may work for minutes on one request; the deadline of the rollout is the real limit."""
 _FIRST_ANSWER_S = 10.0
+_IDLE_S = 2.0
+"""Less than any server waits, so that none closes a connection while a request is on its way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any] | None:
 def new_session() -> aiohttp.ClientSession:
     """Return connections for any number of rollouts, which share no cookies."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=_LIMITS,
     )
