@@ -67,6 +67,7 @@ def kill_one(victim: Victim, kind: str, chance: random.Random) -> Kill:
         victim.until(lambda: victim.folder.info().observed_state == "running", "the run goes on")
         kept = victim.folder.info().resumes[-1].step
     else:
+        victim.until(lambda: bool(victim.processes(kind)), f"a process of kind {kind}")
         chance.choice(victim.processes(kind)).kill()
     if kind == "rank":
         victim.until(lambda: victim.num_told(kind) > num_told, "ranks start again")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,14 +139,16 @@ class Victim:
             return [driver]
         found: list[psutil.Process] = []
         for child in driver.children(recursive=True):
-            try:
-                # Of an environment, the process that plays and not the one that keeps it.
-                is_kept = kind != "environment" or not child.children()
-                if MARKS[kind] in " ".join(child.cmdline()) and is_kept:
+            with suppress(psutil.NoSuchProcess):
+                if MARKS[kind] in " ".join(child.cmdline()):
                     found.append(child)
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        # Of an environment, the process that plays, not the one that started it. The one that plays
+        # may have started others, which score for it.
+        parents: set[int] = set()
+        for one in found if kind == "environment" else ():
+            with suppress(psutil.NoSuchProcess):
+                parents.add(one.ppid())
+        return [one for one in found if one.pid not in parents]
 
     def moment(self) -> str:
         """Return what the run is doing, as far as files show it."""
