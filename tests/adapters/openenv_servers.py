@@ -20,6 +20,7 @@ from openenv.core.env_server import (
     State,
     create_fastapi_app,
 )
+from pydantic import Field
 
 
 class Guess(Action):
@@ -63,6 +64,57 @@ class GuessServer(Environment[Guess, Hint, State]):
         return [{"index": n} for n in (range(6) if split == "train" else range(10, 12))]
 
 
+class Said(Action):
+    message: str
+
+
+class Seen(Observation):
+    prompt: str = ""
+    messages: list[dict] = Field(default_factory=list)
+    current_player_id: int = 0
+    legal_players: list[int] = Field(default_factory=list)
+
+
+class Table(State):
+    raw_state: dict = Field(default_factory=dict)
+
+
+class HigherServer(Environment[Said, Seen, Table]):
+    """Two players name a number each; shaped like OpenEnv's server of TextArena."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.now, self.said = Table(episode_id=episode_id), []
+        return self.seen()
+
+    def step(self, action, timeout_s=None, **_):
+        self.said.append(int(action.message))
+        self.now.step_count += 1
+        if len(self.said) == 2 and self.said[0] != self.said[1]:
+            won = 1 if self.said[0] > self.said[1] else -1
+            self.now.raw_state = {"rewards": {0: won, 1: -won}}
+        return self.seen()
+
+    def seen(self):
+        player, said = len(self.said) % 2, list(enumerate(self.said))
+        told = [{"sender_id": -1, "content": f"You are player {player}.", "category": "PROMPT"}]
+        told += [{"sender_id": one, "content": f"{n}!", "category": "MOVE"} for one, n in said]
+        over = len(self.said) == 2
+        return Seen(
+            prompt="Higher",
+            messages=told,
+            current_player_id=player,
+            legal_players=[0, 1],
+            done=over,
+            reward=1.0,
+        )
+
+    @property
+    def state(self):
+        return self.now
+
+
 class Tools(MCPEnvironment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -90,6 +142,7 @@ class Tools(MCPEnvironment):
 
 SERVERS = {
     "guess": (GuessServer, Guess, Hint),
+    "higher": (HigherServer, Said, Seen),
     "tools": (Tools, CallToolAction, CallToolObservation),
 }
 

@@ -103,6 +103,30 @@ async def test_tools_are_offered_and_called(python):
     assert rollout.stop_reason is StopReason.COMPLETED
 
 
+async def test_a_game_of_several_players_is_a_match(python):
+    def numbers(messages):
+        return {"player-0": "3", "player-1": "5"}[messages[0].content.split()[-1].rstrip(".")]
+
+    with serving(python, "higher", 4) as name:
+        async with opened(name, {**WIDE, "players": 2}) as client:
+            rollout = await played(client, numbers)
+            assert rollout.error is None
+            drawn = await played(client, ["4", "4"], rollout=1)
+        async with opened(name, {**WIDE, "players": 3}) as client:
+            other = await played(client, numbers, rollout=2)
+        async with opened(name, WIDE) as client:
+            alone = await played(client, ["3", "5"], rollout=3)
+    assert rollout.metrics["seat_reward/player-0"] == -1.0
+    assert rollout.metrics["seat_reward/player-1"] == 1.0
+    assert rollout.reward == 0.0
+    first, second = rollout.conversations
+    assert first[1].content == "You are player 0."
+    assert second[1].content == "You are player 1.\n3!"
+    assert (drawn.reward, drawn.status_reason) == (None, "RewardError")
+    assert "env.players is 3" in other.error
+    assert "for 2 players" in alone.error
+
+
 def test_addresses_that_are_none_are_refused(home):
     done = telescope("env", "link", "openenv:localhost")
     assert done.returncode == 3

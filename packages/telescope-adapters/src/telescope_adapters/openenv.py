@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import aiohttp
 from pydantic import Field
@@ -17,7 +17,12 @@ from pydantic import Field
 from telescope_adapters.games import seeded
 from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
 from telescope_adapters.settings import AdaptedConfig, function_tool
-from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
+from telescope_core.base.errors import (
+    ConfigError,
+    EndpointError,
+    EnvironmentLoadError,
+    RewardError,
+)
 from telescope_core.base.types import (
     Example,
     JsonValue,
@@ -27,9 +32,12 @@ from telescope_core.base.types import (
     StopReason,
     ToolCall,
 )
-from telescope_core.environments import Episode, reward
+from telescope_core.environments import Environment, Episode, reward
+from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import Examples
 from telescope_core.examples import GeneratedSource, ListSource
+from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
 
 _ANSWER_S = 120.0
 """Seconds in which a server must answer a step."""
@@ -40,7 +48,7 @@ _OWN_FIELDS = ("metadata",)
 _NEVER_AGAIN = ("VALIDATION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON")
 
 
-class OpenEnvConfig(AdaptedConfig):
+class OpenEnvConfig(AdaptedConfig, MatchConfig):
     """Settings of an environment of an OpenEnv server."""
 
     max_turns: int = 30
@@ -57,6 +65,9 @@ class OpenEnvConfig(AdaptedConfig):
     observation_field: str = ""
     """The field of an observation that is shown; empty = all texts in it, or everything as JSON
     where it has none."""
+    players: Annotated[int, Field(ge=1, le=MAX_SEATS)] = 1
+    """Players that the server was started for. With 2 and more it is a match, of which `player-0`
+    is the first seat."""
     environment: str = ""
     """Name of the environment whose tasks are played; empty = an example is a seed."""
 
@@ -87,11 +98,10 @@ class CapacityError(Exception):
     """The server has no free session."""
 
 
-class OpenEnvEnvironment(ServedEnvironment):
-    """An environment of a running OpenEnv server."""
+class OpenEnvSessions(ServedEnvironment):
+    """The examples of a running OpenEnv server, and its sessions."""
 
     Config = OpenEnvConfig
-    State: ClassVar[type[Episodes]] = Episodes
     scheme = "openenv"
 
     def examples(self, split: Split) -> Examples:
@@ -99,55 +109,6 @@ class OpenEnvEnvironment(ServedEnvironment):
         if not self.config.environment:
             return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
         return ListSource(asyncio.run(self._tasks(split)))
-
-    async def play(self, episode: Episode[Episodes]) -> StopReason:
-        """Play one episode over one WebSocket."""
-        server: _Server = await self.looked()
-        reset = cast(Mapping[str, Any], episode.example.info["reset"])
-        async with server.room, self._begun(reset) as (socket, got):
-            episode.add(self._shown(got))
-            tools = await _tools(socket) if server.has_tools else []
-            for _ in range(self.config.max_turns):
-                if _is_done(got):
-                    break
-                said = await episode.generate(tools=tools)
-                if said.finish_reason == "length":
-                    return StopReason.LENGTH
-                if tools and not said.message.tool_calls:
-                    return StopReason.COMPLETED
-                got = await self._stepped(episode, server, socket, said.message)
-        if not _is_done(got):
-            return StopReason.MAX_TURNS
-        if episode.state.total is None:
-            raise RewardError(
-                f"the episode of {self.url} is over, and no step of it gave a reward, which is not "
-                "a reward of 0; choose an environment that scores"
-            )
-        return StopReason.COMPLETED
-
-    @reward
-    def total(self, rollout: Rollout, example: Example, episode: Episode[Episodes]) -> float:
-        """The sum of the rewards of all steps."""
-        return episode.state.total or 0.0
-
-    async def _stepped(
-        self, episode: Episode[Episodes], server: _Server, socket: "_Socket", message: Message
-    ) -> dict[str, Any]:
-        """Take the steps of an answer, and add their results."""
-        if not message.tool_calls:
-            action = {**self.config.action, server.action_field: message.content}
-            got = await socket.ask("step", action)
-            episode.state.add(got)
-            if not _is_done(got):
-                episode.add(self._shown(got))
-            return got
-        got: dict[str, Any] = {}
-        for call in message.tool_calls:
-            got = await _called(socket, call)
-            episode.state.add(got)
-            result = _result_text(got.get("observation", {}))
-            episode.add(Message(role="tool", content=result, tool_call_id=call.id))
-        return got
 
     def _shown(self, got: Mapping[str, Any]) -> str:
         """Return the text of an observation."""
@@ -244,6 +205,134 @@ class OpenEnvEnvironment(ServedEnvironment):
         ]
 
 
+class OpenEnvEnvironment(OpenEnvSessions):
+    """An environment for one player; a game for several is an `OpenEnvMatch`."""
+
+    State: ClassVar[type[Episodes]] = Episodes
+
+    def __init__(self, config: OpenEnvConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.opponents:
+            raise ConfigError(
+                f"{self.url} has env.opponents but one player; set env.players to 2 or more"
+            )
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
+        """Build the environment of a server for as many players as the settings say."""
+        config = read_settings(OpenEnvConfig, settings, owner=class_location(cls))
+        if config.players > 1:
+            return OpenEnvMatch.from_settings(settings)
+        return super().from_settings(settings)
+
+    async def play(self, episode: Episode[Episodes]) -> StopReason:
+        """Play one episode over one WebSocket."""
+        server: _Server = await self.looked()
+        reset = cast(Mapping[str, Any], episode.example.info["reset"])
+        async with server.room, self._begun(reset) as (socket, got):
+            seen: Any = got.get("observation")
+            players: Any = seen.get("legal_players") if isinstance(seen, Mapping) else None
+            if isinstance(players, list) and len(cast(list[Any], players)) > 1:
+                raise EnvironmentLoadError(
+                    f"{self.url} plays a game for {len(cast(list[Any], players))} players; set "
+                    "env.players to as many, so that each is a seat with a reward of its own"
+                )
+            episode.add(self._shown(got))
+            tools = await _tools(socket) if server.has_tools else []
+            for _ in range(self.config.max_turns):
+                if _is_done(got):
+                    break
+                said = await episode.generate(tools=tools)
+                if said.finish_reason == "length":
+                    return StopReason.LENGTH
+                if tools and not said.message.tool_calls:
+                    return StopReason.COMPLETED
+                got = await self._stepped(episode, server, socket, said.message)
+        if not _is_done(got):
+            return StopReason.MAX_TURNS
+        if episode.state.total is None:
+            raise RewardError(
+                f"the episode of {self.url} is over, and no step of it gave a reward, which is not "
+                "a reward of 0; choose an environment that scores"
+            )
+        return StopReason.COMPLETED
+
+    @reward
+    def total(self, rollout: Rollout, example: Example, episode: Episode[Episodes]) -> float:
+        """The sum of the rewards of all steps."""
+        return episode.state.total or 0.0
+
+    async def _stepped(
+        self, episode: Episode[Episodes], server: _Server, socket: "_Socket", message: Message
+    ) -> dict[str, Any]:
+        """Take the steps of an answer, and add their results."""
+        if not message.tool_calls:
+            action = {**self.config.action, server.action_field: message.content}
+            got = await socket.ask("step", action)
+            episode.state.add(got)
+            if not _is_done(got):
+                episode.add(self._shown(got))
+            return got
+        got: dict[str, Any] = {}
+        for call in message.tool_calls:
+            got = await _called(socket, call)
+            episode.state.add(got)
+            result = _result_text(got.get("observation", {}))
+            episode.add(Message(role="tool", content=result, tool_call_id=call.id))
+        return got
+
+
+class OpenEnvMatch(OpenEnvSessions, MatchEnvironment):
+    """A game for several players, whose observations say whose move it is.
+
+    So do those of OpenEnv's server of TextArena. The protocol itself knows one reward for a step;
+    what each player got stands in the state of such a server.
+    """
+
+    def __init__(self, config: OpenEnvConfig) -> None:
+        vars(self).update(seats=tuple(f"player-{number}" for number in range(config.players)))
+        super().__init__(config)
+
+    async def play_match(self, match: Match) -> dict[str, float]:
+        """Let the players answer what they see; a game that a limit ended is a draw."""
+        server: _Server = await self.looked()
+        reset = cast(Mapping[str, Any], match.example.info["reset"])
+        async with server.room, self._begun(reset) as (socket, got):
+            for _ in range(self.config.max_turns):
+                player, text = self._move(got)
+                said = await match[player].ask(text)
+                got = await socket.ask("step", {**self.config.action, server.action_field: said})
+                if _is_done(got):
+                    return self._earned(await socket.ask("state"))
+            return dict.fromkeys(self.seats, 0.0)
+
+    def _move(self, got: Mapping[str, Any]) -> tuple[str, str]:
+        """Return whose move it is, and what is shown to that player, without its own moves."""
+        seen: Mapping[str, Any] = got.get("observation", {})
+        player, players = seen.get("current_player_id"), seen.get("legal_players")
+        if not isinstance(player, int) or players != list(range(len(self.seats))):
+            raise EnvironmentLoadError(
+                f"env.players is {len(self.seats)}, but an observation of {self.url} does not say "
+                f"whose move of so many players it is: current_player_id is {player!r}, and "
+                f"legal_players is {players!r}; set env.players to what the server was started "
+                "with, or leave it out for a game for one player"
+            )
+        messages: list[dict[str, Any]] = seen.get("messages", [])
+        texts = [str(one["content"]) for one in messages if one["sender_id"] != player]
+        return f"player-{player}", "\n".join(texts).strip() or self._shown(got)
+
+    def _earned(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """Return the reward of each seat in the state of a game that is over."""
+        rewards: Mapping[str, Any] = state.get("raw_state", {}).get("rewards") or {}
+        earned = {f"player-{player}": reward for player, reward in rewards.items()}
+        if set(earned) != set(self.seats):
+            raise RewardError(
+                f"the game of {self.url} is over, and its state has no reward for each player "
+                f"(raw_state.rewards is {rewards!r:.200}); the reward of a step is that of one"
+            )
+        return {seat: float(reward) for seat, reward in earned.items()}
+
+
 class _Socket:
     """One session of a server."""
 
@@ -251,10 +340,11 @@ class _Socket:
         self._wire = wire
         self._address = address
 
-    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the data of the answer; raises EndpointError for an error on the server."""
         try:
-            await self._wire.send_json({"type": kind, "data": dict(data)})
+            # Servers refuse a message with data that has none.
+            await self._wire.send_json({"type": kind, **({} if data is None else {"data": data})})
             answer: Any = await self._wire.receive_json(timeout=_ANSWER_S)
         except (TypeError, aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise EndpointError(f"{self._address} did not answer {kind}: {error}") from error
@@ -264,15 +354,13 @@ class _Socket:
         if code == "CAPACITY_REACHED":
             raise CapacityError(str(text))
         if code in _NEVER_AGAIN:
-            raise EnvironmentLoadError(
-                f"{self._address} refused {kind} {dict(data)!r:.200}: {text}"
-            )
+            raise EnvironmentLoadError(f"{self._address} refused {kind} {data!r:.200}: {text}")
         raise EndpointError(f"{self._address} failed in {kind} ({code}): {text}")
 
     async def close(self) -> None:
         """End the session."""
         if not self._wire.closed:
-            await self._wire.send_json({"type": "close", "data": {}})
+            await self._wire.send_json({"type": "close"})
         await self._wire.close()
 
 
