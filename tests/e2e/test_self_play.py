@@ -7,7 +7,7 @@ the model itself. Each seat writes a line; who has more digits in it wins.
 import json
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -136,10 +136,13 @@ name = {nim}
 env = {{ opponents = {{ others = {{ older_version = true }} }} }}
 [rollout]
 discard_group_zero_advantage = false
+[trainer]
+seq_len = 1024
 [inference]
-inference_num_workers = 3
-opponent_num_servers = 2
-opponent_update_every = 1
+max_model_len = 1024
+inference_num_workers = 2
+opponent_num_servers = 1
+opponent_update_every = 2
 [checkpoint]
 checkpoint_every = 1
 """
@@ -159,24 +162,18 @@ def test_a_run_plays_against_its_older_versions_also_after_a_resume(tmp_path, ti
             if event.role is ServerRole.OPPONENT and event.state is ServerState.SERVING
         ]
 
-    assert versions_sent() == [0, 0, 1, 2, 3]
-    more = ["--resume", "--number_of_steps", "5", "--inference_base_port", str(free_port())]
+    assert versions_sent() == [0, 2]
+    more = ["--resume", "--number_of_steps", "4", "--inference_base_port", str(free_port())]
     finish([*command, *more], tmp_path)
-    # Both servers begin at version 0, and then get what they held when the run ended.
-    assert versions_sent()[5:] == [0, 0, 2, 3, 4, 5]
-    kept = KeptVersions(num_servers=2, update_every=1)
-    for step in range(1, 6):
-        rows = folder.rollouts(step)
-        assert len(rows) == 16
-        by_group = defaultdict(set)
+    # It begins at version 0, and then gets what it held after step 3, when the run ended.
+    assert versions_sent()[2:] == [0, 2, 4]
+    kept = KeptVersions(num_servers=1, update_every=2)
+    for step in range(1, 5):
+        rows = folder.rollouts([step])
+        assert [row.error for row in rows] == [None] * 16
+        # A rollout may have begun two versions before, and one may come while it is played.
+        allowed = {*kept.at(max(0, step - 2)), *kept.at(step - 1), *kept.at(step)}
         for row in rows:
-            assert row.error is None
-            (opponent,) = set(row.tags.values()) - {"policy"}
-            by_group[row.group_id].add(opponent)
-            # A rollout may have begun before the newest version came, which one of both got then.
-            played = {int(one) for one in opponent.removeprefix("version ").split()}
-            assert played <= {*kept.at(step - 1), *kept.at(max(0, step - 2)), step}, (
-                step,
-                opponent,
-            )
-        assert len(by_group) == 4
+            seats = [who for tag, who in row.tags.items() if tag.startswith("seat/")]
+            (opponent,) = [who for who in seats if who != "policy"]
+            assert {int(one) for one in opponent.removeprefix("version ").split()} <= allowed

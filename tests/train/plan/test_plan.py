@@ -156,7 +156,7 @@ def test_servers_of_older_versions_are_named_with_what_a_resume_keeps(flags):
     found = plan(flags, *older)
     (server,) = (one for one in found.processes if one.name == "vLLM server")
     assert server.count == 3
-    assert "2 of them for older versions, one more every 10 steps" in server.detail
+    assert "2 of them for older versions (the oldest is replaced every 10 steps)" in server.detail
     assert any("divisor of opponent_update_every (10)" in note for note in found.notes)
     saved = ["--checkpoint_every", "5", "--checkpoint_keep_last", "1", "--number_of_steps", "20"]
     (note,) = (one for one in plan(flags, *older, *saved).notes if "older versions" in one)

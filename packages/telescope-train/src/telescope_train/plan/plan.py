@@ -82,13 +82,13 @@ class Plan:
     age_of_rollouts: str
     """The age of rollouts relative to the trained weights, and what corrects for it."""
     gradients: str
-    """When the gradient of a batch is computed, and why not earlier."""
+    """The time at which the gradient of a batch is computed, and why not earlier."""
     prompts: str
     """Whether common beginnings of rollouts are computed once."""
     activations: str
-    """What layers keep for the backward pass, and why."""
+    """The activations that layers keep for the backward pass, and why."""
     replies: str
-    """How the model's output is parsed."""
+    """The parsers of the model's output."""
     lora: str | None
     """The form in which servers get an adapter, and its cost; None without `use_lora`."""
     max_model_len: int
@@ -212,8 +212,8 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
     num_eval = config.evals.eval_num_servers
     num_older = inference.opponent_num_servers
     for_older = (
-        f", {num_older} of them for older versions, one more every "
-        f"{inference.opponent_update_every} steps"
+        f", {num_older} of them for older versions (the oldest is replaced every "
+        f"{inference.opponent_update_every} steps)"
         if num_older
         else ""
     )
