@@ -67,7 +67,7 @@ _ROOTS = ("/app", "/logs", "/root", "/solution", "/tests", "/workspace")
 """Folders that tasks take for granted."""
 _AGENT_S = 600.0
 _MARGIN_S = 900.0
-"""Of a sandbox's life, for what has no time limit of its own."""
+"""Seconds of a sandbox's life for work that has no time limit of its own."""
 _LIFE_S = 30 * 24 * 3600.0
 _MEMORY_MB = 2048
 _PROCESSES = 512
@@ -483,7 +483,7 @@ class HarborOracle(HarborEnvironment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCheck:
-    """What a task gives to its own solution, and to nothing."""
+    """The rewards of a task for its own solution, and for doing nothing."""
 
     task: str
     solution: float | None

@@ -1,7 +1,7 @@
-"""How a step of a Harbor task is graded: its tests run, and write numbers.
+"""Grade a step of a Harbor task: its tests run, and write numbers.
 
-They run where the agent worked, or in a sandbox of their own, to which the files that the task
-names are carried over. Which sandboxes there are is `harbor`'s.
+They run where the agent worked, or in a separate sandbox, to which the files that the task names
+are copied. `harbor` creates the sandboxes.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class TaskSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """What the tests of one step wrote."""
+    """The results of the tests of one step."""
 
     numbers: Mapping[str, float]
     """`reward` and others by name; not empty."""

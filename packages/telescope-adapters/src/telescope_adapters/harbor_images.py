@@ -51,7 +51,7 @@ _SYSTEM = {
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DIGITS = 16
 AGENT_PYTHON = "/opt/telescope-agent/bin/python"
-"""Where the packages of a harness are in images that are built for it."""
+"""Python of a harness and its packages, in images that are built for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalImage:
-    """What stands for an image in a local sandbox."""
+    """The settings and steps that replace an image in a local sandbox."""
 
     folder: str = "/app"
     """The working directory."""

@@ -1,7 +1,7 @@
 """Harbor's task folders as data: `task.toml`, the instruction and the files beside it.
 
-What a task asks for and nobody here gives is refused by name when it is read, before a rollout.
-How a task is played is in `harbor`; what its Dockerfile says, in `harbor_images`.
+Requirements of a task that nothing here supports are refused by name when it is read, before a
+rollout. `harbor` plays tasks, and `harbor_images` reads their Dockerfiles.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _VERIFIER_S = 600.0
 _MAIN = "main"
 """The container in which the agent works; a task with others is refused."""
 _PUBLISHED = "/logs/artifacts"
-"""What an agent leaves there is always given to a verifier elsewhere."""
+"""Files that an agent leaves there are always copied to a verifier in another sandbox."""
 _ROOT = (None, "root", "0", 0)
 
 
@@ -187,7 +187,7 @@ class _Verifier(_Phase):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """Where it grades; None = this table does not say."""
+        """The kind of sandbox that it grades in; None = this table does not say."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -236,10 +236,10 @@ class _File(_Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskImage:
-    """What a sandbox of a task is made of."""
+    """The image of one sandbox of a task."""
 
     name: str
-    """That of the task, and whose sandbox it is unless it is the agent's."""
+    """Name of the task; for a sandbox other than the agent's, also whose it is."""
     table: _Environment
     context: Path
     """The folder of its Dockerfile."""
@@ -534,9 +534,10 @@ def unset_variables(values: Mapping[str, str]) -> list[str]:
 
 
 def resolved(values: Mapping[str, str]) -> dict[str, str]:
-    """Return `values` with `${NAME}` and `${NAME:-default}` replaced, as late as a command starts.
+    """Return `values` with `${NAME}` and `${NAME:-default}` replaced by this process's variables.
 
-    What is not written into a record cannot be read there. Raises ConfigError for an unset one.
+    They are replaced as late as a command starts, so that no record contains them. Raises
+    ConfigError for an unset one.
     """
     if unset := unset_variables(values):
         raise ConfigError(

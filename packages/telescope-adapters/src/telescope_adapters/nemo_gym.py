@@ -41,7 +41,7 @@ from telescope_core.gateway.responses_request import read_responses
 
 _MODEL = "policy"
 _ASKED = ("instructions", "input", "tools", "tool_choice")
-"""What a row asks of the policy. Its settings of sampling are not those of the eval or the run."""
+"""Fields of a row that the policy gets. Its settings of sampling are left out."""
 
 
 class NemoGymConfig(AdaptedConfig):
@@ -61,9 +61,9 @@ class Seeded:
 
     has_begun: bool = False
     cookies: dict[str, str] = field(default_factory=dict[str, str])
-    """What names the session to the server."""
+    """Cookies that identify the session to the server."""
     reward: float = 0.0
-    """What the server's verifier gave."""
+    """The reward from the server's verifier."""
 
 
 class NemoGymEnvironment(ServedEnvironment):

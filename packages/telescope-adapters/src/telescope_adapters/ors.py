@@ -40,7 +40,7 @@ class OrsConfig(AdaptedConfig):
     """Settings of an environment of a server of the Open Reward Standard."""
 
     environment: str = ""
-    """Which environment of the server; empty = its first."""
+    """Name of the environment on the server; empty = its first."""
     train_split: str = ""
     """The server's split that is trained on; empty = its first of the type train."""
     eval_split: str = ""
@@ -66,7 +66,7 @@ class _Session:
     """Address of its environment."""
     headers: Mapping[str, str]
     messages: Sequence[Message]
-    """What the task says first."""
+    """The first messages of the task."""
     final: Mapping[str, Any] | None
     """The tool that takes an answer without a call, if there is one."""
 

@@ -1,7 +1,7 @@
 """Environments that a server of another framework plays: `SCHEME:URL`.
 
-What their adapters share: the address, one connection pool, requests whose errors are failures of
-the server, and one look at what the server plays. What a rollout says to it is left to them.
+Their adapters share: the address, one connection pool, requests whose errors are failures of the
+server, and a check of the served environment. The messages of a rollout differ between them.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class ServedEnvironment(AdaptedEnvironment):
 
     network: Literal["none", "load", "always"] = "always"
     scheme: ClassVar[str] = ""
-    """What its names begin with."""
+    """The part of its names before the colon."""
 
     def __init__(self, config: AdaptedConfig | None = None) -> None:
         super().__init__(config)

@@ -12,7 +12,7 @@
          |
     sampler.advance     admits the batches that were waiting for this version
 
-There is one loop. How far sampling runs ahead is the sampler's business, by `max_async_rollout`.
+There is one loop. The sampler decides how far sampling runs ahead, by `max_async_rollout`.
 With `streams_gradients`, the ranks train on finished groups while the rest of the batch is still
 being sampled (`step.streaming`); the optimizer step is still one, at the end of the batch.
 """

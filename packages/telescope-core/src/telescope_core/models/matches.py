@@ -133,7 +133,7 @@ class Seat:
 
     @property
     def player(self) -> str:
-        """Who plays here: `policy`, `opponent`, or `version` and those of the older weights."""
+        """The player here: `policy`, `opponent`, or `version` and the numbers of older weights."""
         if isinstance(self._opponent, OlderVersion):
             return " ".join(["version", *map(str, sorted(self._opponent.versions))])
         return "policy" if self.is_policy else "opponent"

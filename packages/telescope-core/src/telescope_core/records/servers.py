@@ -51,8 +51,8 @@ class ServerEvent:
     version: WeightVersion
     """The weights that it holds, or held when it was lost."""
     identity: str = ""
-    """Of this life of the server, which no other one has, of this run or another; its log begins
-    with it. Requests name it, and are answered by it alone."""
+    """Identity of this life of the server, unique over all runs; its log begins with it. Requests
+    name it, and only this life answers them."""
     reason: str = ""
     """For `lost` and `given up`: why. For `starting`: what the life before ended with, which may
     be known more exactly by then."""

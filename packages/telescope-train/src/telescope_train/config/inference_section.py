@@ -17,8 +17,9 @@ class InferenceSection(Section):
     """Number of servers; each one takes `inference_tensor_parallel_size` times
     `inference_data_parallel_size` GPUs of one node, if there are GPUs."""
     opponent_num_servers: Index = 0
-    """How many of the `inference_num_workers` servers hold older versions of the policy, one each,
-    for matches whose `opponents` have `older_version`. 0 = none, and no match can have them."""
+    """Number of the `inference_num_workers` servers that hold older versions of the policy, one
+    each, for matches whose `opponents` have `older_version`. 0 = none, and no match can have
+    them."""
     opponent_update_every: Count = 10
     """Steps after which the server with the oldest of these versions gets the present one."""
     inference_tensor_parallel_size: Count = 1

@@ -248,7 +248,7 @@ class EvalsSection(Section):
     eval_after_training: bool = False
     """Run every evaluation with the final weights."""
     eval_num_servers: Index = 0
-    """How many of the `inference_num_workers` servers sample evals and nothing else while the run
+    """Number of the `inference_num_workers` servers that sample only evals while the run
     trains; evals before and after training use every server. 0 = evals share the servers with
     rollouts, and new weights wait until an evaluation has ended."""
     evals: tuple[EvalEntry, ...] = ()

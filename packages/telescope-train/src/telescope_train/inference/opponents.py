@@ -4,8 +4,8 @@
     after_step(v)      every `update_every` steps, the server with the oldest version gets v
 
 A server keeps its version until its turn comes again, so `num_servers` servers hold the last
-versions that were kept. Who plays in a rollout is decided for its group, so that its rollouts are
-compared with each other against the same opponent.
+versions that were kept. The opponent of a rollout is chosen for its group, so that all its
+rollouts play against the same one and can be compared.
 """
 
 import zlib
@@ -20,7 +20,7 @@ from telescope_train.inference.pool import ServerPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVersions:
-    """Which older versions are held, and by which server."""
+    """The older versions that servers hold, and their servers."""
 
     num_servers: int
     """0 = none are."""
