@@ -59,7 +59,7 @@ class Earned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
+class _OpenSession:
     """One session of the server."""
 
     base: str
@@ -134,7 +134,7 @@ class OrsEnvironment(ServedEnvironment):
         return episode.state.total or 0.0
 
     async def _called(
-        self, session: _Session, episode: Episode[Earned], call: ToolCall
+        self, session: _OpenSession, episode: Episode[Earned], call: ToolCall
     ) -> tuple[list[Message], bool]:
         """Return the result of a call as messages, and whether the rollout is finished."""
 
@@ -166,7 +166,7 @@ class OrsEnvironment(ServedEnvironment):
         return _shown("tool", output["blocks"], call_id=call.id), is_finished
 
     @asynccontextmanager
-    async def _begun(self, base: str, episode: Episode[Earned]) -> AsyncGenerator[_Session]:
+    async def _begun(self, base: str, episode: Episode[Earned]) -> AsyncGenerator[_OpenSession]:
         """Open a session for the task of a rollout, and close it at the end."""
         made = await ask(self.session, "POST", f"{self.url}/create_session")
         # Servers tell the id as an event, or as JSON.
@@ -198,7 +198,7 @@ class OrsEnvironment(ServedEnvironment):
             told: Any = answer.json()
             if answer.url.endswith("/prompt"):
                 told = [{"role": "user", "blocks": told}]
-            yield _Session(
+            yield _OpenSession(
                 base=base,
                 headers=headers,
                 messages=[one for said in told for one in _shown(said["role"], said["blocks"])],
