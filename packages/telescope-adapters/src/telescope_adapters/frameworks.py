@@ -1,7 +1,7 @@
 """The frameworks: the versions that each adapter was tested with, and who plays a scheme.
 
 Core finds the schemes by the entry points `telescope.adapters`. Nothing here imports a framework
-before it is asked to. What is left to others: the adapters themselves, and the virtual environments
+before it is asked to. The adapters themselves are elsewhere, and so are the virtual environments
 that `telescope env link` makes for them.
 """
 
@@ -38,7 +38,7 @@ VERIFIERS = Framework(
     factory="telescope_adapters.verifiers:VerifiersEnvironment",
 )
 VERIFIERS_SERVED = replace(VERIFIERS, lowest="0.3.1")
-"""What trains with ours: `verifiers_served`."""
+"""Framework for training with our environments: `verifiers_served`."""
 VERIFIERS_TASKS = Framework(
     distribution="verifiers",
     extra="verifiers-tasks",
@@ -47,7 +47,7 @@ VERIFIERS_TASKS = Framework(
     below="0.5",
     factory="telescope_adapters.verifiers_tasks:VerifiersTasksEnvironment",
 )
-"""Their new API, which has nothing of the old one."""
+"""The new API, which shares nothing with the old one."""
 INSPECT = Framework(
     distribution="inspect-ai",
     extra="inspect",
@@ -61,7 +61,7 @@ OPENENV = Framework(
     factory="telescope_adapters.openenv:OpenEnvEnvironment",
     is_elsewhere=True,
 )
-"""A server is played over its WebSocket, as OpenEnv 0.10 speaks."""
+"""The server is used over its WebSocket, in the protocol of OpenEnv 0.10."""
 NEMO_GYM = Framework(
     distribution="",
     factory="telescope_adapters.nemo_gym:NemoGymEnvironment",
@@ -71,7 +71,7 @@ NEMO_GYM = Framework(
 ORS = Framework(distribution="", factory="telescope_adapters.ors:OrsEnvironment", is_elsewhere=True)
 """A server is played over HTTP, as the package openreward 0.1.167 speaks."""
 HARBOR = Framework(distribution="", factory="telescope_adapters.harbor:HarborEnvironment")
-"""Folders are read as Harbor 0.26 documents them; nothing of it is imported."""
+"""Task folders are read as documented for Harbor 0.26; nothing of Harbor is imported."""
 OPENENV_SERVER = Framework(
     distribution="openenv",
     extra="openenv",
@@ -80,7 +80,7 @@ OPENENV_SERVER = Framework(
     below="0.11",
     factory="telescope_adapters.serving.openenv_server:openenv_app",
 )
-"""What serves ours; it has no scheme, because nothing of it is played."""
+"""Framework that serves our environments; it has no scheme, because none of its own are played."""
 GYM_SCHEME = (GYMNASIUM,)
 HARBOR_SCHEME = (HARBOR,)
 INSPECT_SCHEME = (INSPECT,)
@@ -114,7 +114,7 @@ def imported(framework: Framework, module: str) -> Any:
 def missing_import(
     error: BaseException, framework: Framework, *, otherwise: Framework | None = None
 ) -> str:
-    """Return which module is missing, who imports it and what to do, where `error` came of that.
+    """Return a sentence about the missing module behind `error`, its importer, and what to do.
 
     Frameworks raise an error of their own in its place, which does not say. Empty if no import
     failed. `otherwise` is the generation to link with if the framework itself lacks the module.
