@@ -51,6 +51,10 @@ ROW = {
     "responses_create_params": {"input": ASKED, "tools": [TOOL], "parallel_tool_calls": False},
     "goal": 3,
 }
+PICTURE = {
+    "role": "user",
+    "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}],
+}
 RIGHT = [calls(("count", {"by": 1}), ("count", {"by": 2})), "It is 3."]
 
 
@@ -228,6 +232,10 @@ async def test_a_rollout_that_is_cut_is_verified_as_it_stands(tmp_path):
         (
             {"eval_data": {"responses_create_params": {"input": "x", "tool_choice": "required"}}},
             "tool_choice",
+        ),
+        (
+            {"eval_data": {"responses_create_params": {"input": [PICTURE]}}},
+            "reads text alone",
         ),
         (
             {"eval_data": {"responses_create_params": {"input": [{"type": "computer_call"}]}}},
