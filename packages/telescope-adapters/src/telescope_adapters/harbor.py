@@ -466,7 +466,7 @@ class HarborOracle(HarborEnvironment):
     async def play_step(self, episode: Episode[Any], step: HarborStep) -> StopReason:
         """Run the solution of the step to its end, whatever its exit code."""
         if not episode.turns:
-            # What asks a policy nothing has no reward.
+            # A rollout that asks the policy nothing has no reward.
             await episode.generate()
         if not self.plays_solution:
             return StopReason.COMPLETED

@@ -142,7 +142,7 @@ def local_image(image: TaskImage, skipped: Sequence[str]) -> LocalImage:
     folder = table.workdir or reader.folder
     roots = {*reader.roots}
     if folder != "/" or not image.has_tests:
-        # What only grades need not write to where it starts.
+        # A sandbox that only grades need not write to its working directory.
         roots.add(root_of(folder, image.name))
     return LocalImage(
         folder=folder,

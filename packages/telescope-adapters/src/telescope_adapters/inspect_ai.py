@@ -125,7 +125,7 @@ class InspectEnvironment(AdaptedEnvironment):
                 raise policy.api.failed from error
             raise
         if policy.api.failed is not None:
-            # What a solver makes of it is no answer of the policy.
+            # The output of a solver after this error is no answer of the policy.
             raise policy.api.failed
         state = episode.state["state"]
         said = [as_message(one) for one in state.messages]

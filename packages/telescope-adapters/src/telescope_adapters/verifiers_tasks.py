@@ -99,7 +99,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             names.append(trace.id)
             self._shim.admit(trace.id, playing)
 
-        # What a rollout changes in its task, the next one must not see.
+        # The next rollout must not see changes that this one makes to its task.
         task = copy(self.tasks[int(str(episode.example.info["index"]))])
         task.data = task.data.model_copy(deep=True)
         client = self._theirs.EvalClientConfig(

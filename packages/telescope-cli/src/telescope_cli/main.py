@@ -220,7 +220,7 @@ def _leave(code: int) -> NoReturn:
         if (output := sys.__stdout__) is not None and not output.closed:
             output.flush()
     except OSError as error:
-        # Whoever closes a pipe, such as `head`, has read enough.
+        # A program that closes a pipe, such as `head`, has read enough.
         if code == 0 and not isinstance(error, BrokenPipeError):
             with suppress(OSError):
                 sys.stderr.write(f"telescope: cannot write the output: {error.strerror}\n")

@@ -117,7 +117,7 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
 def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     config, point = prepared.config, prepared.resume
     with ExitStack() as opening:
-        # Whatever signal comes, a run that has a folder says there how it has ended.
+        # A run that has a folder records there how it ended, also after a signal.
         opening.enter_context(interrupts.held())
         folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
         folder.hide = run_secrets(prepared)
@@ -187,7 +187,7 @@ def _on_cluster(prepared: Prepared, folder: RunFolder) -> None:
         try:
             interruptible.run(_run(prepared, folder, head))
         except Exception:
-            # Whatever has failed, the first death is the cause.
+            # If a process has died, its death is the cause of other errors.
             head.check()
             raise
 

@@ -78,7 +78,7 @@ class TokenChain:
             first = chain.num_shared
             if stop > first:
                 pieces.append(chain.own_ids[max(0, start - first) : stop - first])
-            # What is left lies in the shared beginning, at the same positions of the parent.
+            # The rest is in the shared beginning, at the same positions of the parent.
             stop = min(stop, first)
             chain = chain.parent
         if len(pieces) == 1:

@@ -85,7 +85,7 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
     if _both_differ(before.wheel_sha256, after.wheel_sha256):
         found.append(f"sha256: {_short(before.wheel_sha256)} -> {_short(after.wheel_sha256)}")
     found += _dependency_changes(before.dependencies, after.dependencies)
-    # Of another release everything may differ, which its version says.
+    # In another release, which its version shows, everything may differ.
     if before.version == after.version:
         found += files
     if not found and _both_differ(before.lock_digest, after.lock_digest):

@@ -78,7 +78,7 @@ def _message(found: Any) -> str:
     message = str(found["msg"]).removeprefix("Value error, ")
     if not message.startswith(_EXPECTED):
         return message
-    # What pydantic adds says only that the value is none of these.
+    # The rest of pydantic's message only says that the value is none of these.
     message = message.removeprefix(_EXPECTED).partition(", unable to ")[0]
     message = _WORDS.get(message, message)
     return "expected " + re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), message)

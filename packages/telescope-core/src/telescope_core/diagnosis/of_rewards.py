@@ -259,7 +259,7 @@ def failing_tools(rule: Rule, history: History) -> Found:
                 *("malformed", "unknown_tool", "bad_arguments", "refused"),
             )
         )
-        # What the policy got wrong in a call never gets to the tool.
+        # Calls that the policy got wrong never reach the tool.
         reached = {s: n - sum(one.get(s, 0.0) for one in others) for s, n in calls.items()}
         failed = [
             (step, (raised[step] + late.get(step, 0.0)) / number)

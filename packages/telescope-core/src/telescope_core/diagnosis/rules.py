@@ -25,7 +25,7 @@ def diagnose(history: History) -> list[Finding]:
     found = [one for rule in RULES for one in rule.find(rule, history)]
     going_on = [one for one in found if not one.is_over]
     if any(one.kind is Kind.BROKEN for one in going_on):
-        # What costs time is no news while nothing can be learned.
+        # Lost time does not matter while nothing can be learned.
         found = [one for one in found if one.kind is not Kind.SLOW]
     collapses = [one for one in going_on if one.rule == "collapse" and one.environment is None]
     if collapses:

@@ -445,7 +445,7 @@ class Tally:
         is_known = rollout.reward is not None
         self._reward.num_failed += bool(error)
         self._reward.num_left_out += not is_known and not error
-        # What is left out or fails is no part that is gone.
+        # A part that is left out or failed is not a part that is gone.
         if is_known or row.reward is None:
             self._reward.add(row.example_id, row.reward, rollout.reward)
         for name, why in one.left_out.items():

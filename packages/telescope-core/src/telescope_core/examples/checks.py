@@ -73,7 +73,7 @@ def as_text(value: object, where: str, *, advice: str = "") -> str:
     """Return an id or an answer as text; `where` names it in errors, such as `...: answer`."""
     if isinstance(value, str):
         return value
-    # What is not equal to itself is NaN, which tables have where a value is missing.
+    # A value that differs from itself is NaN, which tables use for missing values.
     if not isinstance(value, bool) and isinstance(value, Real | Decimal) and value == value:
         return str(value)
     raise EnvironmentLoadError(

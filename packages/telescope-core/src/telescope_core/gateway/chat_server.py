@@ -99,7 +99,7 @@ class _Connection(web.RequestHandler):
             loop=loop,
             access_log=None,  # pyright: ignore[reportArgumentType] - aiohttp: none is written
             keepalive_timeout=MAX_SECONDS_IDLE,
-            # What a client still sends after it was refused is not read.
+            # Bytes that a client sends after it was refused are not read.
             lingering_time=0.0,
         )
         # aiohttp closes those that have had a request, and only from 3.14 on the others.

@@ -194,7 +194,7 @@ async def _play_and_judge(
     require_enough(repeated, again, ["reward.deterministic"], answers)
     _hand_over(again, answers)
     answers.stage("reward.concurrency")
-    # What differs when it is repeated cannot be compared.
+    # Answers whose rewards differ when repeated cannot be compared.
     unstable = {
         one.attempt.kind
         for one in again

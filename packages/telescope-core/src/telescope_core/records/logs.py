@@ -116,7 +116,7 @@ class ProcessLog:
         asked = [(name, logging.WARNING) for name in _LOUD]
         asked += [(name, logging.DEBUG) for name in _OWN if is_debug]
         loggers = [(logging.getLogger(name), level) for name, level in asked]
-        # What somebody has set on purpose stays.
+        # Levels that were set on purpose stay.
         plain = [(one, level) for one, level in loggers if one.level == logging.NOTSET]
         self._levels += [(one, one.level) for one, _ in plain]
         self._root.setLevel(min(logging.INFO, self._root.level))

@@ -155,7 +155,7 @@ class OutputLog:
                 content = b"" if is_quiet else os.read(self._read_end, _READ_BYTES)
                 self.num_bytes += len(content)
                 *lines, begun = (begun + content).split(b"\n")
-                # What has no end is written as it is, once nothing follows it or it is very long.
+                # An unfinished line is written as it is, if nothing follows it or it is very long.
                 if begun and (not content or len(begun) > _READ_BYTES):
                     lines, begun = [*lines, begun], b""
                 for line in lines:

@@ -149,7 +149,7 @@ def _following(
     return frozenset(
         name
         for name, of_name in parts.items()
-        # Of a table without a fixed form, its own name is there.
+        # A table without a fixed form is listed by its own name.
         if not any(".".join(of_name[:end]) in given for end in range(1, len(of_name) + 1))
     )
 
@@ -315,7 +315,7 @@ def _notes(
 ) -> Iterator[str]:
     """Yield reservations about the measures."""
     for one in evals:
-        # Which code it is, is said once, in `code`.
+        # Changes of code are named once, in `code`.
         for caution in cautions(replace(one.comparison, code_changes=())):
             yield f"{_eval_label(one.name, one.step)}: {caution}"
     num_only_one = sum(one.num_only_one for one in training)

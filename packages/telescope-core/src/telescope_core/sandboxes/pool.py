@@ -234,7 +234,7 @@ class SandboxPool:
             task.add_done_callback(self._tasks.discard)
 
     async def _make_ready(self) -> None:
-        # Whoever takes the next one makes it again, and is told if that fails.
+        # The next caller makes a sandbox itself, and gets the error if that fails.
         with contextlib.suppress(SandboxError):
             await self._put_back(await self._make())
 

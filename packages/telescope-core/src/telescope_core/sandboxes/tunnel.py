@@ -188,7 +188,7 @@ class Tunnel:
             else:
                 self._on_open(channel)
         elif number in self._channels:
-            # What is still on its way to one that is closed here is for nobody.
+            # Data still on its way to a channel that is closed here is dropped.
             self._channels[number].take(kind, data)
 
 

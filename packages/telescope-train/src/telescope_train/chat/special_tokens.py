@@ -119,7 +119,7 @@ class SpecialTokens:
         }
         if not places:
             return None
-        # Of two that begin at one place, the longer one is what the tokenizer finds.
+        # If two begin at the same place, the tokenizer finds the longer one.
         kinds = self._tokenizer.added_tokens_decoder
         first = min(places, key=lambda one: (places[one], -len(kinds[one].content)))
         return first, kinds[first].content

@@ -186,7 +186,7 @@ class Checkpointer:
         self._writing = asyncio.create_task(self._complete(path, manifest, state))
 
     def _room_for(self, path: Path) -> AbstractContextManager[None]:
-        # What the ranks write meanwhile takes most of it.
+        # The files that ranks write meanwhile take most of it.
         return room_for(path, needed_bytes=self._needed_bytes)
 
     async def written(self) -> None:

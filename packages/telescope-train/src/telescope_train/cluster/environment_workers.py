@@ -68,7 +68,7 @@ class WorkerRelay:
         place = local_place(order.environment, location, order.processes, order.index)
         self._place = replace(place, own_variables=self._own_variables)
         self._secret = secret.encode()
-        # What the worker starts speaks to the driver's gateway, and the worker gets this variable.
+        # The worker inherits these variables: its programs speak to the driver's gateway directly.
         os.environ.update(self._network.reached_directly(os.environ))
         host = self._network.address()
         self._server = await asyncio.start_server(self._take, host, 0)
@@ -120,7 +120,7 @@ class WorkerRelay:
                 one.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             to_worker.close()
-            # Whoever has gone, nobody needs it any more.
+            # Whichever side has gone, the worker is no longer needed.
             self._worker.kill()
 
 
@@ -139,7 +139,7 @@ class _WorkerEnd(asyncio.StreamReaderProtocol):
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    # What one side does not take is not read from the other, so memory stays bounded.
+    # Bytes are only read if the other side takes them, so memory stays bounded.
     with suppress(ConnectionError):
         while content := await source.read(_CHUNK_BYTES):
             target.write(content)

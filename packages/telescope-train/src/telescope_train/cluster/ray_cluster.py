@@ -269,7 +269,7 @@ def _require_listening(address: str) -> None:
     """
     place = address
     if address == "auto":
-        # What Ray would follow: the variable, or the note of a `ray start` on this machine.
+        # Ray would use these: the variable, or the note of a `ray start` on this machine.
         place = os.environ.get("RAY_ADDRESS") or read_ray_address() or ""
     host, separator, port = place.rpartition("://")[2].rpartition(":")
     if not separator or not port.isdecimal():
@@ -385,7 +385,7 @@ def _init(options: dict[str, Any]) -> None:
             raise
         raise _unreachable(options["address"], error) from error
     except SystemExit:
-        # What Ray does at SIGTERM while it starts.
+        # Ray raises this at SIGTERM while it starts.
         interrupts.note(signal.SIGTERM)
     if interrupts.asked() is not None:
         ray.shutdown()
@@ -488,7 +488,7 @@ def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
         raise UnreachableError(f"the connection to {process} was lost: {why}") from None
     except RayActorError as error:
         lines = str(error).splitlines()
-        # What a constructor raised is at the end of its traceback.
+        # The error of a constructor is at the end of its traceback.
         why = lines[-1] if error.actor_init_failed else _printed_by(str(error)) or lines[0]
         raise ProcessDiedError(
             f"{process} died: {why}; "

@@ -177,7 +177,7 @@ class EvalsBeside:
                 stopped = "it was stopped with the steps that it was beside"
                 self._note(self._point(due, entry, EvalPointState.FAILED, stopped))
                 raise
-            # What ends an eval need not end the training that it looks at.
+            # An error that ends an eval need not end the training.
             except TelescopeError as error:
                 reason = f"{type(error).__name__}: {error}"
                 self._note(self._point(due, entry, EvalPointState.FAILED, reason))

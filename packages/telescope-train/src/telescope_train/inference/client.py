@@ -186,7 +186,7 @@ class TokenClient:
             async with asyncio.timeout(_LOAD_S), self._session.get(url) as response:
                 page = await response.text() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError):
-            # What a server that is lost means for its requests is noticed where they are.
+            # The requests of a lost server notice the loss themselves.
             page = None
         self._page = None if page is None else (asyncio.get_running_loop().time(), page)
         return page

@@ -224,7 +224,7 @@ class ServerSettings:
             "VLLM_SERVER_DEV_MODE": "1",
         }
         if self.returns_routes:
-            # Of vLLM's model runners, only this one has them.
+            # Only this one of vLLM's model runners has them.
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         if self.traces_endpoint is not None:
             environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"

@@ -246,5 +246,5 @@ class ServerHandle:
                 limit="inference_progress_timeout_s",
             )
         except RayError as error:
-            # Whatever it could not do, such as to start a process: one server is lost, no more.
+            # Any failure of Ray, such as to start a process, costs only this server.
             raise ProcessDiedError(f"{process} failed: {error}") from None

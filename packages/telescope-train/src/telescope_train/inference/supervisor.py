@@ -150,7 +150,7 @@ class Supervisor:
             cause = await self._until_brought_in(index, server)
         except TelescopeError as error:
             cause = error.cause if isinstance(error, ServerDiedError) else ""
-            # Whatever it is, such as a port that is taken, the other servers go on.
+            # After any error, such as a port that is taken, the other servers go on.
             self._pool.lose(server, str(error))
         if server.takes_requests:
             self._warn(f"inference server {address} is back, with weights {server.version}")

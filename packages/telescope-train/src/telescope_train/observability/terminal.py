@@ -138,7 +138,7 @@ class LiveView:
         self._note(text, level="info")
 
     def _note(self, text: str, *, level: str) -> None:
-        # What is shown here must not go to stderr again, so its level is told to the log alone.
+        # Lines shown here must not go to stderr again, so only the log gets their level.
         _LOGGER.info(text, extra={SHOWN_AS: level})
         self._print(f"{self._elapsed()} {text}")
 

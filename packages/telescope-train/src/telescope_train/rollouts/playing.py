@@ -228,7 +228,7 @@ class Player:
 
     async def _attempt(self, playing: "_Playing", number: int) -> Rollout:
         playing.num_attempts = number
-        # What was lost with a process is played again as it was, with its seed.
+        # An attempt that was lost with a process is played again with the same seed.
         pending = playing.pending
         request = self._seeded(playing.request, number - playing.num_lost)
         key = AttemptKey(

@@ -41,7 +41,7 @@ class Prefetch:
     def keep_ahead_of(self, number: int) -> None:
         """Prepare the draws after `number`."""
         self._last = max(self._last, number + 1 + self._size)
-        # What has begun already is not made ready any more, such as after a restore.
+        # Draws that have begun already are not prepared any more, such as after a restore.
         self._draw.skip_to(number + 1)
         self._read_more()
 

@@ -98,7 +98,7 @@ class SimulatedDisk:
 
     def _ended(self, thread: "asyncio.Task[None]") -> None:
         self._threads.remove(thread)
-        # Whoever was canceled does not ask for it.
+        # A canceled caller does not ask for the error.
         if not thread.cancelled():
             thread.exception()
 

@@ -205,7 +205,7 @@ class SimulatedEngine:
         for job in self._running.values():
             self._close_span(job)
         self.version = version
-        # What no request has asked for since the update before is never asked for again.
+        # Prefixes that no request has used since the last update are never used again.
         for key in [key for key in self._cached if key[0] != self._salt]:
             del self._cached[key]
 

@@ -174,7 +174,7 @@ class SimulatedEnvironment:
         except TimeoutError:
             ended = _failed(rollout, "TimeoutError: the deadline passed", StopReason.TIMEOUT)
             if request.scores_at_deadline:
-                # What is unfinished earns nothing.
+                # An unfinished rollout earns nothing.
                 ended = replace(rollout, stop_reason=StopReason.TIMEOUT, reward=0.0)
         except EndpointError as error:
             ended = _failed(rollout, f"EndpointError: {error}", StopReason.ERROR)

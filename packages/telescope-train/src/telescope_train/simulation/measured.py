@@ -86,7 +86,7 @@ def fitted(columns_NK: NDArray[np.float64], seconds_N: NDArray[np.float64]) -> N
         if (solved >= 0).all():
             found_K[used] = solved
             break
-        # What would make time go backwards explains nothing: noise of the others.
+        # A term with a negative time only fits noise, so the most negative one is left out.
         del used[int(np.argmin(solved))]
     return found_K
 
@@ -136,7 +136,7 @@ def _trainer(
     return TrainerSpeed(
         tokens_per_s=1.0 / max(float(cost_s), 1e-12),
         hidden_size=hidden_size,
-        # What the driver does between two steps holds up the next one in the same way.
+        # The driver's work between two steps delays the next one in the same way.
         optimizer_s=float(step_s) + between_s,
         send_s=send_s,
     )

@@ -74,7 +74,7 @@ class GradientStream:
     async def add(self, groups: Sequence[Group]) -> None:
         """Take the gradient of complete rounds of batches; keep the rest for later."""
         rules = self._rules
-        # What the ranks have had before the last groups came is what did not have to wait for them.
+        # Tokens that ranks got before the last groups came did not have to wait for them.
         self._num_early = self._num_trained
         kl = await kl_penalties(groups, rules, self._packing, self._trainer.reference_logprobs)
         self._kl |= kl

@@ -144,7 +144,7 @@ def _faults_of_ray(process: str) -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        # What fails in the actor, such as reading an argument, comes with its traceback.
+        # Errors in the actor, such as in reading an argument, come with a traceback.
         cause = error.cause if isinstance(error, RayTaskError) else error
         why = str(cause).strip().partition("\n")[0]
         if isinstance(cause, ObjectStoreFullError | OutOfDiskError):

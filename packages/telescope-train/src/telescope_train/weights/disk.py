@@ -41,7 +41,7 @@ class _DiskSender:
 
     def send(self, bucket: Bucket, flat: torch.Tensor) -> None:
         if bucket.number == 0:
-            # What an update that failed has left is not a part of this one.
+            # Files left by a failed update are not part of this one.
             shutil.rmtree(self._incoming, ignore_errors=True)
             self._incoming.mkdir()
             self._places, self._bytes = {}, 0

@@ -124,7 +124,7 @@ class _NcclSender(_End):
 class _NcclReceiver(_End):
     def receive(self, bucket: Bucket) -> torch.Tensor:
         flat = self.buffer(bucket.num_bytes)
-        # What reads it queues in the same stream.
+        # Its readers queue in the same stream.
         self.queue(flat)
         return flat
 

@@ -189,7 +189,7 @@ def _cookies(headers: Headers) -> dict[str, str]:
 
 
 def _no_token(headers: Headers) -> Response:
-    # What a browser shows in a tab; the pages themselves ask for JSON.
+    # A browser tab asks for HTML; the pages themselves ask for JSON.
     if "text/html" in headers.get("accept", ""):
         return Response(_NO_TOKEN_PAGE, status_code=401, media_type="text/html")
     return error_response(

@@ -113,7 +113,7 @@ def mean_numbers(
         until_s = count * (bucket + 1) * bucket_s - sum_s
         mean = (until_s - before_s) / bucket_s
         before_s = until_s
-        # What is left of rounding, relative to the sums, is no bar.
+        # Rests of rounding, which are small relative to the sums, are no bars.
         if mean > 1e-6:
             found[bucket] = mean
     return found

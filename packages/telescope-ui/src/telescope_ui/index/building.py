@@ -289,5 +289,5 @@ def _rows_of_steps(file: Listed) -> Mapping[int, range]:
     try:
         return rows_in(file.path)
     except ConfigError:
-        # What reads it tells of the damage.
+        # The readers of the file report the damage.
         return {int(match[1]): _EVERY_ROW}

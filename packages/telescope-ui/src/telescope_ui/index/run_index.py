@@ -106,7 +106,7 @@ class RunIndex:
             self._schema = self._database.attach(self._run)
             with self._database.cursor() as cursor:
                 building.create_tables(cursor, self._schema)
-                # What could not be read may have had a cause that is gone.
+                # Files that could not be read are tried again, because the cause may be gone.
                 cursor.execute(f"DELETE FROM {self._schema}.files WHERE problem != ''")
                 self._columns = tuple(building.existing_columns(cursor, self._schema))
 
@@ -120,7 +120,7 @@ class RunIndex:
         if self._changes(files):
             self._is_building = True
             Thread(target=self._build, args=(files,), name="index", daemon=True).start()
-        # What follows within the same tick of the file system's clock leaves the same time.
+        # A change within the same tick of the file system's clock leaves the same time.
         is_settled = all(sign is None or before - sign.mtime_ns / 1e9 > _TICK_S for sign in signs)
         self._seen = signs if is_settled else None
 

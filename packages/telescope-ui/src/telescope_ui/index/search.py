@@ -65,7 +65,7 @@ class Search:
         steps = self._steps(cursor)
         deadline_s = time.monotonic() + limit_s
         hits: list[tuple[Any, ...]] = []
-        # What goes on without a hit so far goes on in large parts, since each part has its price.
+        # A search without a hit so far continues in large parts, because each part has a cost.
         size = _FIRST_FILES if cursor is None or cursor.seen else _MOST_FILES
         at = 0
         following: Cursor | None = None

@@ -44,5 +44,5 @@ def _is_among(name: str, names: Collection[str] | None) -> bool | None:
     if names is None:
         return None
     parts = name.split(".")
-    # Of a table without a fixed form, as the options of an environment, its own name is there.
+    # A table without a fixed form, such as options of an environment, is listed by its own name.
     return any(".".join(parts[:end]) in names for end in range(1, len(parts) + 1))

@@ -45,7 +45,7 @@ def logs_page(run: OneRun, asked: LogsParameters) -> JsonObject:
     lines, older, newer, is_cut, reached_s = read(logs, asked, cursor)
     origins = [file.origin for log in logs for file in log.files if file.origin is not None]
     sources = {one.source for one in origins} | {line.source for line in lines}
-    # What another program writes there may be any number.
+    # Numbers that other programs write there may be of any size.
     newest = max((life for life in map(_newest_life, files) if life <= _MAX_LIVES), default=0)
     columns = {name: [getattr(line, name) for line in lines] for name in _COLUMNS}
     known = {log.component for log in logs} | {line.component for line in lines}

@@ -152,7 +152,7 @@ def _sandbox(descriptor, limits, filter_):
         os.setsid()
         # With it goes the process id, as the other end sees it.
         _answer(connection, b"p", b"")
-        # What lists processes shows which are sandboxes, and how many seconds they live at most.
+        # Lists of processes show which are sandboxes, and how many seconds they live at most.
         _call("prctl", _SET_NAME, f"box-{limits[3]}".encode(), 0, 0, 0)
         _mount_own(limits[1])
         _raise_loopback()

@@ -265,7 +265,7 @@ class FsdpBackend:
         # transformers' own attention knows no shared prefixes.
         row = self._row(batch, share=not by_transformers)
         # A compiled layer has a graph for each: with a gradient it is fused, and rounds, otherwise.
-        # What a batch is compared with comes from the one that is trained.
+        # These log-probs are compared with those of the trained graph, so that graph is used.
         with torch.set_grad_enabled(self._settings.trainer.compile):
             found = policy(row, by_transformers=by_transformers).logprobs_M
         found = found.detach().cpu().numpy()

@@ -228,7 +228,7 @@ def run_model(model: Callable[..., Any], row: RankRow) -> Any:
         input_ids=row.token_ids_C[None],
         position_ids=None,
         attention_mask=None,
-        # What reaches the end of the model untouched.
+        # The labels reach the end of the model unchanged.
         labels=row,
         packed_seq_params=params,
     )

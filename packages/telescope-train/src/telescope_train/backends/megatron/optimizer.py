@@ -114,7 +114,7 @@ class Stepper:
     def before_backward(self) -> None:
         """Prepare for a pass that adds to the gradient."""
         if self._is_summed:
-            # What is summed over ranks must not be summed again with what comes now.
+            # Gradients already summed over ranks must not be summed again with the new ones.
             self._aside = [gradient.clone() for gradient in self._gradients()]
             self._wrapped.zero_grad_buffer()
             self._is_summed = False
