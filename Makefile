@@ -31,6 +31,10 @@ quickstart: ## train a small model on two environments and evaluate it
 tutorial: ## train a pretrained model of 135M parameters to add, in a quarter of an hour or more
 	@scripts/tutorial.sh
 
+.PHONY: agent-tutorial
+agent-tutorial: ## train a small agent to use a shell in a sandbox
+	@scripts/agent_tutorial.sh
+
 check: stack ## format, lint, types, import contracts, budgets, registry
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

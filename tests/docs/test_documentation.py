@@ -40,6 +40,7 @@ PAGES = [
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
+AGENT = "tests/e2e/test_agent_tutorial.py::test_the_commands_of_the_tutorial"
 CI = ".ci/run"
 LINKED = (
     "tests/envs/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
@@ -145,8 +146,8 @@ ELSEWHERE = {
     "--secret OPENAI_BASE_URL": (
         "tests/adapters/test_verifiers.py::test_a_judge_gets_the_key_that_the_link_names"
     ),
-    "telescope env link nemo-gym:http://127.0.0.1:9001 --settings '{\"eval_data\": "
-    "\"/gym/resources_servers/example_multi_step/data/example.jsonl\"}'": (
+    'telescope env link nemo-gym:http://127.0.0.1:9001 --settings \'{"eval_data": '
+    '"/gym/resources_servers/example_multi_step/data/example.jsonl"}\'': (
         "tests/adapters/test_nemo_gym.py"
         "::test_published_servers_give_the_rewards_of_their_verifiers"
     ),
@@ -244,6 +245,17 @@ ELSEWHERE = {
     ),
     "make quickstart": "scripts/quickstart.sh",
     "make tutorial": "scripts/tutorial.sh",
+    "make agent-tutorial": "scripts/agent_tutorial.sh",
+    "python examples/agent.py runs/agent-demonstrations.jsonl": AGENT,
+    "telescope sft examples/agent-sft.toml": AGENT,
+    "telescope train examples/agent.toml": AGENT,
+    "telescope doctor runs/agent": AGENT,
+    "telescope train examples/agent.toml --name agent-slower --learning_rate 2e-4 "
+    "--prompts_batch_size_for_trainer 16": AGENT,
+    "telescope train examples/agent.toml --name agent-window --branch_credit shared "
+    '--environments \'[{"name": "./examples/agent.py:Numbers", "env": {"harness_options": '
+    '{"instructions": "Use the shell.", "context_strategy": "sliding_window", '
+    '"max_context_tokens": 110, "keep_turns": 1}}}]\'': AGENT,
     "telescope train examples/smollm2.toml --model runs/smollm2-start": "scripts/tutorial.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
     "telescope env install math-reasoning countdown": "Makefile",

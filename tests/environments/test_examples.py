@@ -1,8 +1,11 @@
 """The example environments: what their pages say of them holds."""
 
 import importlib
+import json
 import re
+import subprocess
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.asking import ask
@@ -96,6 +99,27 @@ def test_the_match_is_what_its_page_shows():
     code = (ROOT / "examples" / "nim.py").read_text()
     page = (ROOT / "docs" / "how-to" / "play-a-match.md").read_text()
     assert code[code.index("import re") :].strip() in page
+
+
+def test_demonstrations_of_the_agent_show_what_the_shell_prints(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    agent = importlib.import_module("agent")
+    source, shown = agent.Numbers().examples(Split.TRAIN), set()
+    for index in range(12):
+        example, folder = source.example(index), tmp_path / f"{index}"
+        folder.mkdir()
+        lines = [f"{number}\n" for number in example.info["numbers"]]
+        (folder / example.info["file"]).write_text("".join(lines))
+        row = agent.demonstration(example, Random(index))
+        for said, result in zip(row["messages"][2:6:2], row["messages"][3:6:2], strict=True):
+            (call,) = said["tool_calls"]
+            command = json.loads(call["function"]["arguments"])["command"]
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True
+            )
+            assert done.stdout.strip() == result["content"]
+            shown.add(command.replace(example.info["file"], "{}"))
+    assert shown == {"ls", *(command for _, command in agent.QUESTIONS.values())}
 
 
 @pytest.mark.parametrize(
