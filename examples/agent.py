@@ -61,7 +61,7 @@ class Numbers(AgentEnvironment):
 
 
 def demonstration(example: Example, random: Random) -> dict[str, Any]:
-    """Return a conversation whose calls are well written, but seldom the right ones.
+    """Return a conversation whose calls are well written, but often not the right ones.
 
     One command in five answers the question on purpose; the others are drawn at random.
     """
