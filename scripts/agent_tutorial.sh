@@ -1,6 +1,6 @@
 #!/bin/sh
 # A small model learns to use a shell in a sandbox, on this machine's CPU: `make agent-tutorial`.
-# Arguments are settings of `telescope train`. docs/tutorials/agent.md tells the same step by step.
+# docs/tutorials/agent.md tells the same step by step.
 set -eu
 cd "$(dirname "$0")/.."
 began=$(date +%s)
@@ -29,7 +29,7 @@ keep runs/agent-start
 keep runs/agent
 step python examples/agent.py runs/agent-demonstrations.jsonl
 step telescope sft examples/agent-sft.toml
-step telescope train examples/agent.toml "$@"
+step telescope train examples/agent.toml
 step telescope doctor runs/agent
 echo
 echo "agent-tutorial: finished in $(($(date +%s) - began)) s; see it with: telescope ui runs"
