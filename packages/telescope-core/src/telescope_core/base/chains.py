@@ -175,7 +175,7 @@ class SampledTokens:
 
     @property
     def num_completion_ids(self) -> int:
-        """C."""
+        """Number of tokens of the completion: the dimension C."""
         return self.completion_end - self.prompt_end
 
     @property

@@ -78,9 +78,9 @@ def published_sha256(read: Read, environment_id: str, version: str) -> str | Non
 
 
 def published_versions(read: Read, environment_id: str) -> dict[str, str]:
-    """Return version -> digest of the wheel, of every line of the environment's index file.
+    """Return the digest of the wheel of each version in the environment's index file.
 
-    Lines that readers skip count, because a published version is never published again. Raises
+    Lines that readers skip are included, because a published version is never published again. Raises
     RegistryError for a line that does not even state its version.
     """
     path = f"index/{environment_id}.jsonl"

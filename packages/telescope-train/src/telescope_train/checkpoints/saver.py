@@ -99,7 +99,7 @@ class SavedRun:
 
 
 class Checkpointer:
-    """Saves a run. Call `after_step` after each step, `finish` at the end, and `close` always."""
+    """Saves a run. Call `after_step` after each step, `finish` at the end, and in any case `close`."""
 
     def __init__(
         self,

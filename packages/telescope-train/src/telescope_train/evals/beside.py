@@ -40,7 +40,7 @@ class _Round:
 
 
 class EvalsBeside:
-    """Plays evals before, beside and after training; `close` always."""
+    """Plays evals before, beside and after training; it must be closed in any case."""
 
     def __init__(
         self,
