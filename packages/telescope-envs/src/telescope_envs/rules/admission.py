@@ -80,8 +80,8 @@ def published_sha256(read: Read, environment_id: str, version: str) -> str | Non
 def published_versions(read: Read, environment_id: str) -> dict[str, str]:
     """Return the digest of the wheel of each version in the environment's index file.
 
-    Lines that readers skip are included, because a published version is never published again. Raises
-    RegistryError for a line that does not even state its version.
+    Lines that readers skip are included, because a published version is never published again.
+    Raises RegistryError for a line that does not even state its version.
     """
     path = f"index/{environment_id}.jsonl"
     found = read_releases(read(path) or b"", environment_id, path)

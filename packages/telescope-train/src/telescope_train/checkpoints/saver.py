@@ -99,7 +99,7 @@ class SavedRun:
 
 
 class Checkpointer:
-    """Saves a run. Call `after_step` after each step, `finish` at the end, and in any case `close`."""
+    """Saves a run. Call `after_step` after each step, `finish` at the end, and always `close`."""
 
     def __init__(
         self,

@@ -169,7 +169,7 @@ class SimulatedClient:
             raise ServerLostError(f"no answer from {self.base_url}{path}: {why or 'it hangs'}")
 
     def obey(self, path: str, body: dict[str, Any], query: str) -> Any:
-        """Simulate a call of `path`, which takes no time; raises EngineLost if the engine is dead."""
+        """Simulate a call of `path`, in no time; raises EngineLost if the engine is dead."""
         self.engine.require_alive()
         if path == PAUSE_PATH:
             aborts = PAUSE_AND_ABORT in query
