@@ -74,10 +74,11 @@ def test_what_a_registry_lacks_is_told(tmp_path):
             dataset_folder(str(registry), "few@1.0")
     with pytest.raises(ConfigError, match="cannot be read"):
         dataset_folder(str(tmp_path / "missing.json"), "few@1.0")
+    nowhere = (tmp_path / "nowhere").as_uri()
     for task, said in (
         ({"git_url": "ext::sh -c x", "path": "one"}, "cannot be fetched"),
-        ({"git_url": "file:///x", "path": "../one"}, "no path"),
-        ({"git_url": "file:///x", "path": "one", "git_commit_id": "--upload-pack=x"}, "no commit"),
+        ({"git_url": nowhere, "path": "../one"}, "no path"),
+        ({"git_url": nowhere, "path": "one", "git_commit_id": "--upload-pack=x"}, "no commit"),
         ({"path": "two"}, r"no two/task\.toml"),
     ):
         registry.write_text(json.dumps([listed([{"name": "one", **task}])]))
