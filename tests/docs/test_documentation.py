@@ -85,6 +85,10 @@ ELSEWHERE = {
         "tests/cli/test_eval.py::test_a_match_is_played_against_a_model_at_another_endpoint"
     ),
     "telescope env link harbor:./tasks": HARBOR,
+    "telescope env link harbor:few-tasks@1.0 --settings "
+    '\'{"registry": "https://example.org/registry.json"}\'': (
+        "tests/adapters/test_harbor_registry.py::test_a_dataset_is_fetched_once_at_its_commit"
+    ),
     "telescope env validate harbor:./tasks": HARBOR,
     "telescope eval harbor:./tasks --base-url http://127.0.0.1:8000/v1 --model m": HARBOR_PLAYED,
     "telescope env link harbor:./tasks --secret OPENAI_API_KEY": HARBOR,
