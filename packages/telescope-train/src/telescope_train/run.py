@@ -501,11 +501,8 @@ async def _restore(resources: Resources) -> WeightVersion:
 
     last = resume.checkpoint
     held = opponents.kept.at(last.step)
-    saved = {
-        one.step: one
-        for one in await asyncio.to_thread(complete_checkpoints, last.path.parent)
-        if one.manifest.run == last.manifest.run
-    }
+    found = await asyncio.to_thread(complete_checkpoints, last.path.parent) if held else ()
+    saved = {one.step: one for one in found if one.manifest.run == last.manifest.run}
     for version in sorted({*held} & {*saved} - {last.step}):
         await go_to(saved[version])
         await publisher.send_to(opponents.pools[held.index(version)])
