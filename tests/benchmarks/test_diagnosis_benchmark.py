@@ -64,7 +64,7 @@ def test_every_fault_is_one_that_is_played_or_refused_and_has_rules_that_exist(t
 def test_faults_are_named_in_real_runs_and_a_healthy_one_is_not_accused(tmp_path):
     names = ("advantages of the wrong sign", "dropped optimizer steps", "lottery", "sums, seed 0")
     cases = [case for case in (*FAULTS, *HEALTHY) if case.name in names]
-    play(cases, make_models(tmp_path), tmp_path / "rows.jsonl", port=0)
+    play(cases, make_models(tmp_path, seed=0), tmp_path / "rows.jsonl", seed=0, port=0)
     found = read_outcomes(tmp_path / "rows.jsonl")
     for case in cases:
         assert accused(case, found[case.name]) == []
