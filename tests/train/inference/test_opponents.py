@@ -1,6 +1,8 @@
 """Older versions of the policy: which server holds which, after any step and after losses."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
+from telescope_train import run
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.opponents import KeptVersions, OpponentServers
@@ -123,17 +126,19 @@ def trained(*, dies_at: int | None = None):
     answered: list[list[tuple[int, ...]]] = []
 
     async def main() -> None:
-        run = SimulatedRun(SCENARIO, History())
+        simulated = SimulatedRun(SCENARIO, History())
         engines = [SimulatedEngine(SCENARIO.engine, name=f"older-{n}") for n in range(2)]
         pools = [
             ServerPool(
-                [SimulatedClient(one, ServerTimes(), lambda: run.ranks.digest)], is_kept=True
+                [SimulatedClient(one, ServerTimes(), lambda: simulated.ranks.digest)], is_kept=True
             )
             for one in engines
         ]
         opponents = OpponentServers(pools, KeptVersions(num_servers=2, update_every=2))
-        publisher = WeightPublisher(run.pool, run.ranks, in_flight="pause", others=pools)
-        parts = replace(await run.parts(), publisher=publisher)
+        publisher = WeightPublisher(
+            simulated.pool, simulated.ranks, in_flight="pause", others=pools
+        )
+        parts = replace(await simulated.parts(), publisher=publisher)
         await publisher.connect()
 
         async def ask_all() -> None:
@@ -177,3 +182,63 @@ def test_a_server_that_comes_back_has_the_present_version_and_whoever_asks_waits
     assert answered[:3] == [[(0,), (0,)], [(0,), (0,)], [(2,), (0,)]]
     assert answered[3] == [(3,), (0,)], "its version 2 is gone, and no rank has it any more"
     assert answered[5:] == [[(3,), (4,)], [(6,), (4,)], [(6,), (4,)]]
+
+
+class Weights:
+    """Ranks and publisher in one: notes which version goes where."""
+
+    def __init__(self):
+        self.live, self.sent = 0, []
+
+    async def load_checkpoint(self, path, proofs):
+        self.loaded = int(path.name)
+
+    async def weights_change(self):
+        """Do nothing."""
+
+    async def publish(self, version):
+        assert version == self.loaded
+        self.live = version
+
+    async def send_to(self, pool):
+        self.sent.append((pool, self.live))
+
+
+def checkpoint(step):
+    manifest = SimpleNamespace(run="r")
+    return SimpleNamespace(
+        step=step,
+        path=Path(f"/r/step-{step}"),
+        manifest=manifest,
+        state_path=Path(f"/r/{step}"),
+        state_proofs={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "sent", "num_warnings"),
+    [
+        (7, [2, 4, 6, 7], [("b", 4), ("a", 6)], 0),
+        (6, [2, 4, 6], [("b", 4), ("a", 6)], 0),
+        (6, [2, 6], [("a", 6), ("b", 6)], 1),
+        (2, [2], [("a", 2)], 0),
+        (1, [1], [], 0),
+    ],
+)
+async def test_a_resume_gives_each_server_the_version_that_it_held(
+    monkeypatch, step, saved, sent, num_warnings
+):
+    monkeypatch.setattr(run, "complete_checkpoints", lambda folder: map(checkpoint, saved))
+    weights, warnings = Weights(), []
+    opponents = OpponentServers(["a", "b"], KeptVersions(num_servers=2, update_every=2))
+    resources = SimpleNamespace(
+        prepared=SimpleNamespace(
+            resume=SimpleNamespace(checkpoint=checkpoint(step), is_same_run=True)
+        ),
+        policies=SimpleNamespace(opponents=opponents, publisher=weights),
+        processes=SimpleNamespace(ranks=weights),
+        view=SimpleNamespace(warn=warnings.append),
+    )
+    assert await run._restore(resources) == step
+    assert (weights.sent, weights.live) == (sent, step)
+    assert len(warnings) == num_warnings
