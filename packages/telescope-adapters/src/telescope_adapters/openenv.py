@@ -231,7 +231,8 @@ class OpenEnvEnvironment(OpenEnvSessions):
         reset = cast(Mapping[str, Any], episode.example.info["reset"])
         async with server.room, self._begun(reset) as (socket, got):
             seen: Any = got.get("observation")
-            players: Any = seen.get("legal_players") if isinstance(seen, Mapping) else None
+            shown = cast(Mapping[str, Any], seen) if isinstance(seen, Mapping) else {}
+            players = shown.get("legal_players")
             if isinstance(players, list) and len(cast(list[Any], players)) > 1:
                 raise EnvironmentLoadError(
                     f"{self.url} plays a game for {len(cast(list[Any], players))} players; set "
