@@ -12,13 +12,16 @@ from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_env_telescope_text_games import TextGames
-from telescope_env_telescope_text_games.names import GAMES, REFUSED, chosen_games
+from telescope_env_telescope_text_games.names import GAMES, MATCHES, REFUSED, chosen_games
 from telescope_env_telescope_text_games.play import SeededGame
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=[pytest.mark.slow] if one == "RushHour" else []) for one in GAMES],
+    [
+        pytest.param(one, marks=[pytest.mark.slow] if one == "RushHour" else [])
+        for one in (*GAMES, *MATCHES)
+    ],
 )
 def test_a_seed_gives_the_same_board_whatever_is_drawn_elsewhere(name):
     boards: list[str] = []
@@ -120,3 +123,58 @@ def test_names_of_games():
         TextGames.from_settings({"games": "Wordle"})
     with pytest.raises(ConfigError, match="names no game"):
         chosen_games(" , ")
+    assert chosen_games("Nim,TicTacToe") == ["Nim", "TicTacToe"]
+    with pytest.raises(ConfigError, match="Nim for 2, Sudoku for 1"):
+        TextGames.from_settings({"games": "Nim,Sudoku"})
+    with pytest.raises(ConfigError, match="Mastermind is for one player"):
+        TextGames.from_settings({"games": "Mastermind", "opponents": {"others": {}}})
+    with pytest.raises(ConfigError, match="several players"):
+        TextGames(TextGames.Config(games="Nim"))
+    with pytest.raises(UnknownNameError, match="'player-1'"):
+        TextGames.from_settings({"games": "Nim", "opponents": {"player1": {}}})
+
+
+def first_free(messages) -> str:
+    """Take the first cell that the board still shows by its number."""
+    return f"[{re.findall(r'[0-8]', messages[-1].content.rpartition('Current Board')[2])[0]}]"
+
+
+async def test_a_game_for_two_is_a_match_in_which_each_seat_has_its_reward():
+    environment = TextGames.from_settings({"games": "TicTacToe"})
+    rollout = await play(environment, first_free)
+    assert rollout.error is None
+    assert rollout.metrics["seat_reward/player-0"] == 1.0, "the cells 0, 2, 4 and 6 have a diagonal"
+    assert rollout.metrics["seat_reward/player-1"] == 0.0
+    assert (rollout.reward, rollout.tags["game"]) == (0.5, "TicTacToe")
+    assert (rollout.metrics["broke_rules"], rollout.metrics["moves"]) == (0.0, 7.0)
+    first, second = rollout.conversations
+    assert "player-0" in first[0].content
+    assert "Player 1" in second[1].content
+    assert second[2].content == "[1]"
+
+
+async def test_who_breaks_the_rules_of_a_match_has_lost_it():
+    def replies(messages):
+        is_second = "player-1" in messages[0].content
+        return "I win." if is_second else first_free(messages)
+
+    rollout = await play(TextGames.from_settings({"games": "TicTacToe"}), replies)
+    assert rollout.metrics["seat_reward/player-0"] == 1.0
+    assert rollout.metrics["seat_reward/player-1"] == 0.0
+    assert rollout.metrics["broke_rules"] == 1.0
+
+
+async def test_a_match_that_does_not_end_is_a_draw():
+    environment = TextGames.from_settings({"games": "TicTacToe", "max_turns": 3})
+    rollout = await play(environment, first_free)
+    assert rollout.metrics["seat_reward/player-0"] == rollout.metrics["seat_reward/player-1"] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATCHES)
+async def test_every_match_gives_each_seat_a_reward(name):
+    rollout = await play(TextGames.from_settings({"games": name}), ["I win."] * 500)
+    assert rollout.error is None
+    earned = [value for key, value in rollout.metrics.items() if key.startswith("seat_reward/")]
+    assert len(earned) == MATCHES[name]
+    assert all(0 <= one <= 1 for one in earned)

@@ -1,4 +1,4 @@
-"""Text games: one-player games of TextArena."""
+"""Text games: games of TextArena for one to three players."""
 
 from telescope_env_telescope_text_games.environment import TextGames
 

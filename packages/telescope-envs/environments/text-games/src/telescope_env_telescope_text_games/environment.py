@@ -1,7 +1,10 @@
-"""`TextGames`: the policy plays a one-player game of TextArena; the reward is its final score."""
+"""`TextGames`: the policy plays a game of TextArena; the reward is its final score.
+
+A game for several players is a `TextMatch`, of which each player is a seat.
+"""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,7 +21,9 @@ from telescope_core import (
     metric,
     reward,
 )
-from telescope_env_telescope_text_games.names import chosen_games
+from telescope_core.errors import ConfigError
+from telescope_core.matches import Match, MatchConfig, MatchEnvironment
+from telescope_env_telescope_text_games.names import chosen_games, players_of
 from telescope_env_telescope_text_games.play import Outcome, SeededGame
 from telescope_env_telescope_text_games.solutions import solution
 
@@ -26,24 +31,45 @@ _MAX_SEED = 2**31 - 1
 _MAX_MOVE = 2000
 
 
+class GamesConfig(MatchConfig):
+    """Which games are played, how long, and against whom."""
+
+    games: str = "GuessTheNumber,Mastermind"
+    """Names of games for equally many players, separated by commas; `all` = all for one."""
+    max_turns: Annotated[int, Field(ge=1, le=500)] = 50
+    """Most turns of a game, of all players together, besides the limit that it has itself."""
+    seed: int = 0
+    """Which boards are drawn."""
+
+
 class TextGames(Environment):
-    """Play one-player games in text."""
+    """Play games in text: those for one player, or, by `games`, those for several."""
 
-    class Config(EnvironmentConfig):
-        """Which games are played, and how long."""
-
-        games: str = "GuessTheNumber,Mastermind"
-        """Names of games, separated by commas, or `all`."""
-        max_turns: Annotated[int, Field(ge=1, le=500)] = 50
-        """Most turns of a game, besides the limit that it has itself."""
-        seed: int = 0
-        """Which boards are drawn."""
-
-    config: Config
+    Config = GamesConfig
+    config: GamesConfig
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
         self._games = chosen_games(self.config.games)
+        if players_of(self._games[0]) > 1:
+            raise ConfigError(
+                f"{self._games[0]} is for several players; build it with TextGames.from_settings"
+            )
+        if self.config.opponents:
+            raise ConfigError(
+                f"opponents are set, and {self._games[0]} is for one player; name games for "
+                "several in env.games"
+            )
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
+        """Build the environment of these games: a match if they are for several players."""
+        games = settings.get("games", "")
+        if isinstance(games, str) and games:
+            match = _MATCHES.get(players_of(chosen_games(games)[0]))
+            if match is not None:
+                return match.from_settings(settings)
+        return super().from_settings(settings)
 
     @property
     def goes_on(self) -> bool:
@@ -59,7 +85,7 @@ class TextGames(Environment):
         game = SeededGame(name, seed)
         prompt = game.told()
         ended = game.move(prompt)
-        if ended is not None and ended.score > 0.0 and not ended.is_invalid:
+        if ended is not None and ended.scores[0] > 0.0 and not ended.broke_rules[0]:
             return self._draw(rng)  # the moves that the rules give as examples must not win
         return Example(id=f"{name}/{seed}", prompt=prompt, info={"game": name, "seed": seed})
 
@@ -91,18 +117,75 @@ class TextGames(Environment):
     def final_score(self, episode: Episode[Any]) -> float:
         """The final score; 0 for a game that did not end, or ended with moves against its rules."""
         ended: Outcome | None = episode.state.get("outcome")
-        return 0.0 if ended is None or ended.is_invalid else ended.score
+        if ended is None or ended.broke_rules[0]:
+            return 0.0
+        return min(1.0, max(0.0, ended.scores[0]))
 
     @metric(low=0, high=1)
     def broke_rules(self, episode: Episode[Any]) -> float:
         """1 when the game ended because moves broke its rules."""
         ended: Outcome | None = episode.state.get("outcome")
-        return float(ended is not None and ended.is_invalid)
+        return float(ended is not None and ended.broke_rules[0])
 
     @metric(low=0)
     def moves(self, episode: Episode[Any]) -> float:
         """How many turns were taken."""
         return float(len(episode.turns))
+
+
+class TextMatch(MatchEnvironment):
+    """A game for two players."""
+
+    Config = GamesConfig
+    config: GamesConfig
+    seats = ("player-0", "player-1")
+
+    def examples(self, split: Split) -> ExampleSource:
+        """Return endless boards of the games; a hash of game and seed decides the split."""
+        games = chosen_games(self.config.games)
+
+        def draw(rng: random.Random) -> Example:
+            name, seed = rng.choice(games), rng.randint(0, _MAX_SEED)
+            return Example(id=f"{name}/{seed}", prompt="", info={"game": name, "seed": seed})
+
+        return SplitSource(draw, split=split, seed=f"text-games/{self.config.seed}")
+
+    async def play_match(self, match: Match) -> dict[str, float]:
+        """Let the players answer what they are told; a game that does not end is a draw."""
+        name, seed = _board(match.example)
+        game: Any = await self.caller.one("play", SeededGame, name, seed)
+        match.episode.tags["game"] = name
+        for _ in range(self.config.max_turns):
+            told = str(await self.caller.one("play", game.told))
+            said = await match[f"player-{game.player}"].ask(told or "Go on.")
+            ended: Any = await self.caller.one("play", game.move, said[-_MAX_MOVE:])
+            if ended is not None:
+                match.episode.state["outcome"] = ended
+                shares = (min(1.0, max(0.0, (one + 1) / 2)) for one in ended.scores)
+                return dict(zip(self.seats, shares, strict=True))
+        return dict.fromkeys(self.seats, 0.5)
+
+    @metric(low=0, high=1)
+    def broke_rules(self, episode: Episode[Any]) -> float:
+        """1 when the game ended because moves of a seat of the policy broke its rules."""
+        ended: Outcome | None = episode.state.get("outcome")
+        broken = zip(self.seats, () if ended is None else ended.broke_rules, strict=False)
+        mine = [is_so for seat, is_so in broken if episode.tags[f"seat/{seat}"] == "policy"]
+        return float(any(mine))
+
+    @metric(low=0)
+    def moves(self, episode: Episode[Any]) -> float:
+        """How many turns the policy took, in all of its seats."""
+        return float(len(episode.turns))
+
+
+class TextMatchOfThree(TextMatch):
+    """A game for three players."""
+
+    seats = ("player-0", "player-1", "player-2")
+
+
+_MATCHES = {len(one.seats): one for one in (TextMatch, TextMatchOfThree)}
 
 
 def _board(example: Example) -> tuple[str, int]:

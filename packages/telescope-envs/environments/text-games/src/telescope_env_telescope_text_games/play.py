@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from telescope_env_telescope_text_games.names import players_of
+
 _ONE_AT_A_TIME = threading.Lock()
-_PLAYER = 0
 Result = TypeVar("Result")
 
 
@@ -21,10 +22,10 @@ Result = TypeVar("Result")
 class Outcome:
     """How a game ended."""
 
-    score: float
-    """0 to 1, as the game says."""
-    is_invalid: bool
-    """Whether it ended because moves broke its rules."""
+    scores: tuple[float, ...]
+    """What each player got, as the game says: 0 to 1 in a game for one, -1 to 1 in a match."""
+    broke_rules: tuple[bool, ...]
+    """Whether it ended because moves of this player broke its rules."""
 
 
 class SeededGame:
@@ -33,14 +34,16 @@ class SeededGame:
     def __init__(self, name: str, seed: int) -> None:
         self._chance: tuple[object, ...] = ()
         self._seed = seed
+        self._num_players = players_of(name)
+        self.player = 0
+        """Whose move it is, as of the last call of `told`."""
         self._game: Any = self._call(lambda: self._started(name))
 
     def told(self) -> str:
-        """Return what the game says since the last call, without the player's own moves."""
-        seen: Sequence[tuple[int, str, object]] = self._call(
-            lambda: self._game.get_observation()[1]
-        )
-        return "\n\n".join(str(text).strip() for source, text, _ in seen if source != _PLAYER)
+        """Return what is new to the player whose move it is, without that player's own moves."""
+        seen: Sequence[tuple[int, str, object]]
+        self.player, seen = self._call(lambda: self._game.get_observation())
+        return "\n\n".join(str(text).strip() for source, text, _ in seen if source != self.player)
 
     def move(self, text: str) -> Outcome | None:
         """Make a move; returns how the game ended, or None while it goes on."""
@@ -49,9 +52,10 @@ class SeededGame:
             return None
         ended: Any = self._call(lambda: self._game.close())
         scores, about = ended
-        score = float(scores[_PLAYER]) if scores else 0.0
+        players = range(self._num_players)
         return Outcome(
-            score=min(1.0, max(0.0, score)), is_invalid=bool(about[_PLAYER]["invalid_move"])
+            scores=tuple(float(scores[one]) if scores else 0.0 for one in players),
+            broke_rules=tuple(bool(about[one]["invalid_move"]) for one in players),
         )
 
     @property
@@ -65,7 +69,7 @@ class SeededGame:
         if "numpy" in sys.modules:
             cast(Any, sys.modules["numpy"]).random.seed(self._seed % 2**32)
         random.seed(self._seed)
-        game.reset(num_players=1, seed=self._seed)
+        game.reset(num_players=self._num_players, seed=self._seed)
         return game
 
     def _call(self, function: Callable[[], Result]) -> Result:
