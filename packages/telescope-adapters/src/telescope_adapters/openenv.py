@@ -231,11 +231,12 @@ class OpenEnvEnvironment(OpenEnvSessions):
         reset = cast(Mapping[str, Any], episode.example.info["reset"])
         async with server.room, self._begun(reset) as (socket, got):
             seen: Any = got.get("observation")
-            shown = cast(Mapping[str, Any], seen) if isinstance(seen, Mapping) else {}
-            players = shown.get("legal_players")
-            if isinstance(players, list) and len(cast(list[Any], players)) > 1:
+            shown = cast(dict[str, Any], seen if isinstance(seen, dict) else {})
+            players: Any = shown.get("legal_players")
+            num_players = len(cast(list[Any], players)) if isinstance(players, list) else 1
+            if num_players > 1:
                 raise EnvironmentLoadError(
-                    f"{self.url} plays a game for {len(cast(list[Any], players))} players; set "
+                    f"{self.url} plays a game for {num_players} players; set "
                     "env.players to as many, so that each is a seat with a reward of its own"
                 )
             episode.add(self._shown(got))
