@@ -41,7 +41,7 @@ def test_the_commands_of_the_tutorial(tmp_path):
         run = RunFolder.open(tmp_path / "runs" / name)
         rollouts = run.rollouts()
         assert len(rollouts) == 32
-        assert {row.status for row in rollouts} == {RolloutStatus.KEPT}
+        assert not any(row.error or row.status is RolloutStatus.FAILED for row in rollouts)
         answers = {row.reward for row in rollouts}
         assert more == window or answers == {0.0, 1.0}, "it reads what is in no prompt"
         assert max(row.num_turns for row in rollouts) >= 3
