@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +188,15 @@ async def model_endpoint(server: str, answer: Callable[[dict[str, Any], Choose],
         app.router.add_post("/v1/chat/completions", chat)
         async with TestServer(app) as served:
             yield str(served.make_url("/v1"))
+
+
+@contextmanager
+def serving(scheme: str, command: Sequence[str | Path], folder: Path | None = None):
+    """Yield the name of an environment that a program serves, whose first line is its port."""
+    server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield f"{scheme}:http://127.0.0.1:{int(server.stdout.readline())}"
+    finally:
+        server.kill()
+        server.communicate()

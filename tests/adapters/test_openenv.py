@@ -2,12 +2,18 @@
 
 import asyncio
 import json
-import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
+from tests.adapters.linking import (
+    by_itself,
+    keeps_contract,
+    link,
+    opened,
+    played,
+    serving,
+    telescope,
+)
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 from telescope_envs.install.adapted import environment_for
@@ -25,23 +31,10 @@ def python(home):
     return str(environment_for("openenv", ["openenv==0.10.0"]).python)
 
 
-@contextmanager
-def serving(python: str, which: str, rooms: int):
-    server = subprocess.Popen(
-        [python, str(SERVERS), which, str(rooms)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        yield f"openenv:http://127.0.0.1:{int(server.stdout.readline())}"
-    finally:
-        server.kill()
-        server.communicate()
-
-
 @pytest.fixture(scope="module")
 def guess(python):
     """A server with room for one session, as is usual."""
-    with serving(python, "guess", 1) as name:
+    with serving("openenv", [python, SERVERS, "guess", "1"]) as name:
         yield name
 
 
@@ -93,7 +86,7 @@ async def test_tools_are_offered_and_called(python):
         message=Message(role="assistant", content="", tool_calls=(call, wrong)),
         finish_reason="tool_calls",
     )
-    with serving(python, "tools", 4) as name:
+    with serving("openenv", [python, SERVERS, "tools", "4"]) as name:
         async with opened(name) as client:
             rollout = await played(client, [said, "3"])
     assert rollout.error is None
@@ -107,7 +100,7 @@ async def test_a_game_of_several_players_is_a_match(python):
     def numbers(messages):
         return {"player-0": "3", "player-1": "5"}[messages[0].content.split()[-1].rstrip(".")]
 
-    with serving(python, "higher", 4) as name:
+    with serving("openenv", [python, SERVERS, "higher", "4"]) as name:
         async with opened(name, {**WIDE, "players": 2}) as client:
             rollout = await played(client, numbers)
             assert rollout.error is None

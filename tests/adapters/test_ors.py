@@ -7,14 +7,14 @@ serves in a virtual environment of its own.
 import asyncio
 import json
 import subprocess
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.adapters.calling import calls
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played
+from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, serving
 
 from telescope_adapters import ors
 from telescope_adapters.ors import OrsEnvironment
@@ -281,20 +281,6 @@ async def test_what_the_server_does_not_have_is_refused_with_what_it_has():
         assert [*(await client.describe()).num_examples] == [Split.EVAL]
 
 
-@contextmanager
-def serving(python: str, which: str, folder: Path):
-    """Yield the name of an environment that the package serves."""
-    server = subprocess.Popen(
-        [python, str(SERVERS), which], cwd=folder, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        yield f"ors:http://127.0.0.1:{int(server.stdout.readline())}"
-    finally:
-        server.kill()
-        server.communicate()
-
-
 @pytest.fixture(scope="module")
 def python(home):
     """The Python of a virtual environment with the package."""
@@ -308,7 +294,7 @@ async def test_environments_of_the_package_keep_the_contract(python, tmp_path):
     asked = json.dumps([[0, said], [1, said]])
     theirs = by_itself(python, SERVERS.read_text(), "itself", asked)
     replies = [calls(*one) for one in said]
-    with serving(python, "guess", tmp_path) as name:
+    with serving("ors", [python, SERVERS, "guess"], tmp_path) as name:
         link(name, "--settings", json.dumps({"reward_min": -1.0}))
         async with opened(name) as client:
             await keeps_contract(client, replies, theirs[0])
@@ -328,7 +314,7 @@ async def test_an_environment_that_the_package_writes_is_played_as_it_is(python,
     init = [Path(python).with_name("orwd"), "init", "basic_room"]
     await asyncio.to_thread(subprocess.run, init, cwd=tmp_path, check=True, capture_output=True)
     answers = {Split.TRAIN: "4", Split.EVAL: "8"}
-    with serving(python, "basic_room", tmp_path) as name:
+    with serving("ors", [python, SERVERS, "basic_room"], tmp_path) as name:
         made = OrsEnvironment.from_settings({"id": name.removeprefix("ors:")})
         client = InProcessEnvironment(made, name=name)
         for split, right in answers.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.simulated_config import small_batches
 
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
@@ -18,7 +19,6 @@ from telescope_train.backends.protocol import TransferError
 from telescope_train.backends.transfer import Place
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
-from telescope_train.config.schema import TrainConfig
 from telescope_train.evals.beside import AfterEvals, EvalsBeside
 from telescope_train.evals.live import LiveEvals
 from telescope_train.evals.servers import EvalServers
@@ -40,26 +40,8 @@ LONG = Workload(lengths=lognormal(20_000, 0.2))
 
 
 def scenario(*, steps: int = 8, every: int = 2, samples: int = 8, **settings: Any) -> Scenario:
-    config = TrainConfig.model_validate(
-        {
-            "run": {"name": "simulated", "number_of_steps": steps},
-            "model": {"model": "none"},
-            "environments": [{"name": "simulated"}],
-            "rollout": {
-                "group_size": 4,
-                "prompts_batch_size_for_trainer": 4,
-                "max_tokens": 32_768,
-                "rollout_timeout_s": 360_000.0,
-            },
-            "trainer": {"seq_len": 65_536},
-            "scheduling": {"follow_kv_cache_use": False},
-            "evals": {
-                "evals": [
-                    {"name": "held-out", "eval_every": every, "num_samples": samples, "rollouts": 2}
-                ]
-            },
-        }
-    )
+    held_out = {"name": "held-out", "eval_every": every, "num_samples": samples, "rollouts": 2}
+    config = small_batches(steps=steps, evals={"evals": [held_out]})
     return Scenario(config=config, workload=SHORT, num_servers=2, num_ranks=1, **settings)
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.train.simulated_config import small_batches
 
 from telescope_core.records.servers import ServerState
 from telescope_core.types import Sampling
 from telescope_train import run
 from telescope_train.cluster.supervision import supervised
-from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.opponents import KeptVersions, OpponentServers
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.supervisor import Supervisor
@@ -97,21 +97,7 @@ def test_between_two_kept_versions_nothing_is_sent(step):
 
 
 SCENARIO = Scenario(
-    config=TrainConfig.model_validate(
-        {
-            "run": {"name": "simulated", "number_of_steps": 7},
-            "model": {"model": "none"},
-            "environments": [{"name": "simulated"}],
-            "rollout": {
-                "group_size": 4,
-                "prompts_batch_size_for_trainer": 4,
-                "max_tokens": 32_768,
-                "rollout_timeout_s": 360_000.0,
-            },
-            "trainer": {"seq_len": 65_536},
-            "scheduling": {"follow_kv_cache_use": False},
-        }
-    ),
+    config=small_batches(steps=7),
     workload=Workload(lengths=lognormal(400, 0.5)),
     num_servers=1,
     num_ranks=1,
