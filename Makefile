@@ -49,7 +49,7 @@ check-ui: stack browser ## where node is there: the built pages are what their s
 
 RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS)
 
-test-fast: stack environments sandboxes ## the tests that take less than half a second each
+test-fast: stack environments sandboxes ## the quick tests of single rules, in under 2 minutes
 	@$(RUN_TESTS) fast
 
 # The longest batches begin first, so that no process waits for another at the end.

@@ -220,6 +220,7 @@ async def test_the_reward_is_read_as_the_format_says(tmp_path):
                 assert not {"is_good", "note"} & rollout.metrics.keys()
 
 
+@pytest.mark.slow
 async def test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tests(tmp_path):
     write_task(tmp_path / "one")
     async with playing(opened(tmp_path)) as play:
@@ -406,6 +407,7 @@ open("count", "w").write("3" if text == "three" else done.stderr)
 """
 
 
+@pytest.mark.slow
 async def test_an_agent_is_given_the_servers_of_its_task(tmp_path, monkeypatch):
     stdio = (
         "name = 'turner'\ntransport = 'stdio'\ncommand = 'python3'\nargs = ['/workspace/turn.py']"

@@ -190,6 +190,7 @@ def test_what_tries_a_link_reads_the_variables_that_were_named(tmp_path, monkeyp
         asking()
 
 
+@pytest.mark.slow
 def test_options_of_frameworks_are_refused_for_folders(tmp_path):
     done = telescope("env", "link", str(tmp_path), "--secret", "PATH")
     assert done.returncode == 2

@@ -154,6 +154,7 @@ def test_files_are_short():
     assert {name: count for name, count in lines.items() if count > 900} == {}
 
 
+@pytest.mark.slow
 def test_functions_fit_a_screen():
     lengths = {
         f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
@@ -170,6 +171,7 @@ def of_package(package: str) -> dict[Path, ast.Module]:
     return {path: tree for path, tree in trees().items() if name_of(path).startswith(inside)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", LINES)
 def test_a_package_has_no_more_lines_than_its_budget(package):
     assert sum(path.read_text().count("\n") for path in of_package(package)) <= LINES[package]
@@ -238,6 +240,7 @@ def late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, node.module
 
 
+@pytest.mark.slow
 def test_imports_stand_at_the_top_but_for_optional_dependencies():
     found = {
         f"{name_of(path)}:{line} {module}"
@@ -249,6 +252,7 @@ def test_imports_stand_at_the_top_but_for_optional_dependencies():
     assert found == set(), "move to the top, or add the optional dependency to OPTIONAL"
 
 
+@pytest.mark.slow
 def test_everything_is_caught_only_where_it_can_be_told():
     found = {
         name_of(path)
@@ -261,6 +265,7 @@ def test_everything_is_caught_only_where_it_can_be_told():
     assert found <= set(BROAD_EXCEPT)
 
 
+@pytest.mark.slow
 def test_no_wait_loses_a_cancellation():
     found = {
         f"{name_of(path)}:{node.lineno}"
@@ -323,6 +328,7 @@ def names_in(module: str, known: dict[str, ast.Module]) -> Iterator[str]:
                 yield node.asname or node.name
 
 
+@pytest.mark.slow
 def test_what_tests_docs_and_benchmarks_import_is_there():
     """In programs that they hold as text, too, which no type checker sees."""
     known = {module_of(path): tree for path, tree in trees().items() if "src" in path.parts}
@@ -348,6 +354,7 @@ def test_code_is_ascii():
     assert [name_of(path) for path in code if not path.read_bytes().isascii()] == []
 
 
+@pytest.mark.slow
 def test_nothing_names_a_registry_host_or_a_path_of_one_machine():
     parts = [
         *(("py", "pi.org"), ("python", "hosted.org"), ("registry.", "npmjs")),
@@ -365,6 +372,7 @@ def test_nothing_names_a_registry_host_or_a_path_of_one_machine():
     assert found == []
 
 
+@pytest.mark.slow
 def test_algorithms_cite_their_paper():
     folder = ROOT / "packages/telescope-train/src/telescope_train/algorithms"
     pages = [path for path in folder.glob("*.py") if "ALGORITHM =" in path.read_text()]

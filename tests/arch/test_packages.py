@@ -24,6 +24,7 @@ PROJECTS = {
 }
 
 
+@pytest.mark.slow
 def test_layers_hold():
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

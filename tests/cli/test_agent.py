@@ -37,6 +37,7 @@ def ran(*words: str):
     return CliRunner().invoke(app, list(words))
 
 
+@pytest.mark.slow
 def test_every_harness_is_listed_with_what_it_needs():
     rows = json.loads(ran("list", "--json").stdout)
     assert [row["name"] for row in rows] == harness_names()

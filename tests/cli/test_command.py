@@ -110,6 +110,7 @@ def test_errors_are_one_message_and_an_exit_code(telescope, arguments, code, mes
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_list_and_info_for_people_and_programs(telescope):
     code, out, _ = telescope("env", "list")
     assert code == 0

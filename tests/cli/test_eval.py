@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("place")
 
 
+@pytest.mark.slow
 def test_eval_prints_a_table_and_writes_results(endpoint, place, capsys):
     url, _ = endpoint
     code = telescope(
@@ -39,6 +40,7 @@ def test_eval_prints_a_table_and_writes_results(endpoint, place, capsys):
     assert len((place / "out" / "rollouts.jsonl").read_text().splitlines()) == 32
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, capsys):
     url, _ = endpoint
     code = telescope(
@@ -52,6 +54,7 @@ def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, c
     assert "3/3 rollouts" in captured.err
 
 
+@pytest.mark.slow
 def test_a_match_is_played_against_a_model_at_another_endpoint(serve_app, place, capsys):
     """Each rollout shows what both seats said, the policy in one of them."""
 
@@ -91,6 +94,7 @@ def test_a_match_is_played_against_a_model_at_another_endpoint(serve_app, place,
     assert "second" in problem
 
 
+@pytest.mark.slow
 def test_failed_rollouts_are_shown_apart(endpoint, capsys):
     url, app = endpoint
     app[BROKEN] = True
@@ -106,6 +110,7 @@ def test_failed_rollouts_are_shown_apart(endpoint, capsys):
     assert "reward, failures at minimum" in text
 
 
+@pytest.mark.slow
 def test_an_eval_without_any_score_is_an_error(endpoint, place, capsys):
     url, app = endpoint
     app[BROKEN] = True
@@ -115,6 +120,7 @@ def test_an_eval_without_any_score_is_an_error(endpoint, place, capsys):
     assert "no rollout was scored: 8 failed (EndpointError 8)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_text_is_told_with_its_file_and_line(endpoint, place, capsys):
     broken = ENVIRONMENT.replace(
         "return float(rollout.completion_text == example.prompt)", "return '1'"
@@ -131,6 +137,7 @@ EXITS = ("import sys; sys.exit()", "CodeExitError: sys.exit(None) was called (ec
 CANCELS = ("import asyncio; raise asyncio.CancelledError", "StrayCancelError: CancelledError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raised", "said", "isolation"),
     [
@@ -157,6 +164,7 @@ def test_a_reward_that_is_no_failure_in_python_is_one_here(
     assert (place / "out" / "report.html").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -198,6 +206,7 @@ def test_a_chat_template_is_for_a_model_folder_and_must_exist(endpoint, place, c
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_resume_plays_the_rest(endpoint, place, capsys):
     url, _ = endpoint
     command = ("echo_env:Echo", "--base-url", url, "--examples", 8, "--rollouts", 2)
@@ -212,6 +221,7 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
     assert "seed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -265,6 +275,7 @@ def test_bad_input_is_one_message_and_writes_nothing(
     assert {path for path in place.rglob("*") if "__pycache__" not in path.parts} == before
 
 
+@pytest.mark.slow
 def test_report_shows_an_eval(endpoint, capsys):
     telescope("echo_env:Echo", "--base-url", endpoint[0], "--examples", 4, "--output", "out")
     shown = capsys.readouterr().out
@@ -274,6 +285,7 @@ def test_report_shows_an_eval(endpoint, capsys):
     assert json.loads(capsys.readouterr().out)["result"]["num_scored"] == 16
 
 
+@pytest.mark.slow
 def test_another_file_of_the_environment_ends_a_resume_and_is_named_in_a_comparison(
     endpoint, place, capsys
 ):
@@ -294,6 +306,7 @@ def test_another_file_of_the_environment_ends_a_resume_and_is_named_in_a_compari
     assert changed == ["file echo_env.py: its content is another one"]
 
 
+@pytest.mark.slow
 def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     url, _ = endpoint
     command = ("echo_env:Echo", "--base-url", url, "--rollouts", 2, "--k", "1,2")
@@ -317,6 +330,7 @@ def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     assert fields["num_only_before"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -336,6 +350,7 @@ def test_folders_that_cannot_be_compared_are_named(endpoint, place, capsys, argu
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_report_shows_a_killed_run(place, capsys):
     run = RunFolder.create(place / "run", config={})
     about = {"environment": "math", "example_id": "x", "group_id": "g", "reward": 1.0}
@@ -360,6 +375,7 @@ def test_report_shows_a_killed_run(place, capsys):
     assert fields["counts"] == {"math": {"discarded": 4, "kept": 4}}
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_compares_its_evals_by_example(endpoint, place, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 6, "--rollouts", 2)
     telescope(*command, "--output", "one")
@@ -395,6 +411,7 @@ def test_report_names_why_a_run_failed(place, capsys):
     assert "inference server 0 (process 12) is gone" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_rollout_is_recorded_when_it_has_ended(endpoint, place):
     counted = (
         "    @metric\n    def recorded(self, rollout, example):\n"
@@ -438,6 +455,7 @@ def test_an_interrupted_eval_keeps_its_rollouts(endpoint, place):
 KEYS = 'secrets = ("ECHO_KEY", "ECHO_OTHER_KEY")\n\n    class Config'
 
 
+@pytest.mark.slow
 def test_the_secrets_that_an_environment_reads_are_told_by_name(
     endpoint, place, capsys, monkeypatch
 ):

@@ -91,6 +91,7 @@ def endpoint(serve_app):
     return serve_app(app)
 
 
+@pytest.mark.slow
 def test_the_terminal_the_report_and_the_json_have_the_same_counts(
     endpoint, tmp_path, monkeypatch, capsys
 ):
@@ -118,6 +119,7 @@ def test_the_terminal_the_report_and_the_json_have_the_same_counts(
     assert "3 of 13 scored rollouts reached the end of the model's context; serve" in terminal
 
 
+@pytest.mark.slow
 def test_more_examples_than_there_are_says_where_the_others_are(
     endpoint, tmp_path, monkeypatch, capsys
 ):

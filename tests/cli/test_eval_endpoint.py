@@ -83,12 +83,14 @@ def evaluate(endpoint, *arguments) -> int:
     return ended.value.code or 0
 
 
+@pytest.mark.slow
 def test_only_settings_that_were_given_are_sent(endpoint, capsys):
     assert evaluate(endpoint) == 0
     assert {*endpoint.requests[0]} == {"model", "messages", "max_tokens"}
     assert "temperature left to the endpoint" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_settings_that_were_given_reach_the_endpoint_and_the_record(endpoint):
     code = evaluate(
         endpoint,
@@ -126,6 +128,7 @@ def test_what_cannot_be_sent_is_said_before_any_request(endpoint, capsys, given,
     assert (endpoint.num_listed, endpoint.requests) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_key_that_is_refused_ends_at_once_and_names_its_variable(endpoint, capsys, monkeypatch):
     monkeypatch.setenv("MY_KEY", "wrong")
     endpoint.key = "right"
@@ -136,6 +139,7 @@ def test_a_key_that_is_refused_ends_at_once_and_names_its_variable(endpoint, cap
     assert len(endpoint.requests) == 1
 
 
+@pytest.mark.slow
 def test_no_key_where_one_is_wanted_names_the_usual_variable(endpoint, capsys, monkeypatch):
     monkeypatch.delenv("TELESCOPE_API_KEY", raising=False)
     endpoint.key = "right"
@@ -144,6 +148,7 @@ def test_no_key_where_one_is_wanted_names_the_usual_variable(endpoint, capsys, m
     assert "no API key was sent, because TELESCOPE_API_KEY is not set" in said
 
 
+@pytest.mark.slow
 def test_trouble_is_shown_while_it_lasts_and_counted(endpoint, capsys):
     endpoint.statuses = [429]
     assert evaluate(endpoint, "--concurrency", 1) == 0
@@ -160,6 +165,7 @@ def test_programs_elsewhere_are_given_an_address_that_they_can_reach():
     assert host_seen_by(("[::1]:7000",)) == "::1"
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_page_on_pictures(endpoint, tmp_path, capsys):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "pictures.md").read_text()
     (tmp_path / "signs.py").write_text(page.partition("```python\n")[2].partition("```")[0])

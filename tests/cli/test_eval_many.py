@@ -20,6 +20,7 @@ def numbers(*values):
     return [f"eval-{value}" for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -38,6 +39,7 @@ def test_examples_are_chosen(endpoint, place, flags, expected):
     assert read_result(place / "out").num_tasks == len(expected)
 
 
+@pytest.mark.slow
 def test_the_default_takes_all_of_a_smaller_split_and_says_so(endpoint, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--rollouts", 1)
     assert telescope(*command, "--env.size", 5) == 0
@@ -48,6 +50,7 @@ def test_the_default_takes_all_of_a_smaller_split_and_says_so(endpoint, capsys):
     assert "examples of its eval split" not in captured.err
 
 
+@pytest.mark.slow
 def test_shuffle_draws_from_the_whole_split_and_again_the_same(endpoint, place):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--rollouts", 1, "--examples", 6)
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
@@ -57,6 +60,7 @@ def test_shuffle_draws_from_the_whole_split_and_again_the_same(endpoint, place):
     assert set(played(place, "one")) != set(numbers(*range(6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -81,6 +85,7 @@ def test_choices_that_cannot_be_met_are_one_message(endpoint, place, capsys, fla
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_every_model_and_environment_is_played_with_one_table(endpoint, place, capsys):
     endpoint[1][NAMES].append("other")
     code = telescope(
@@ -106,6 +111,7 @@ def test_every_model_and_environment_is_played_with_one_table(endpoint, place, c
     ]
 
 
+@pytest.mark.slow
 def test_several_evals_resume_together_and_one_that_fails_does_not_stop_the_others(
     endpoint, place, capsys
 ):
@@ -126,6 +132,7 @@ def test_several_evals_resume_together_and_one_that_fails_does_not_stop_the_othe
     assert read_result(place / "out" / "echo-env-sevens").num_scored == 6
 
 
+@pytest.mark.slow
 def test_too_many_failures_are_exit_code_7_and_resume_plays_them_again(endpoint, place, capsys):
     url, app = endpoint
     app[BROKEN] = True
@@ -142,6 +149,7 @@ def test_too_many_failures_are_exit_code_7_and_resume_plays_them_again(endpoint,
     assert telescope(*command, "--output", "three", "--max-failed", 0) == 7
 
 
+@pytest.mark.slow
 def test_an_eval_grows_at_resume_with_another_concurrency(endpoint, place, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--output", "out")
     assert telescope(*command, "--examples", 4, "--rollouts", 2) == 0
@@ -163,6 +171,7 @@ def test_an_eval_grows_at_resume_with_another_concurrency(endpoint, place, capsy
     assert "sampling: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_evals_at_the_same_moment_have_folders_of_their_own(endpoint, place, monkeypatch):
     monkeypatch.setattr("telescope_cli.eval.play._stamp", lambda: "20260101-000000")
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2)
@@ -172,6 +181,7 @@ def test_two_evals_at_the_same_moment_have_folders_of_their_own(endpoint, place,
     ]
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_another_eval_is_played_is_refused(endpoint, place, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 2, "--output", "out")
     assert telescope(*command) == 0
@@ -182,6 +192,7 @@ def test_a_folder_in_which_another_eval_is_played_is_refused(endpoint, place, ca
     assert "still running (process " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_report_and_resume_leave_out_a_row_that_cannot_be_read_and_say_so(endpoint, place, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 4, "--output", "out")
     assert telescope(*command) == 0

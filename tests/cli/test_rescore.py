@@ -210,6 +210,7 @@ def test_the_mended_version_says_what_the_bug_cost(place, capsys):
     assert (largest["example_id"], largest["completion"]) == ("train-1", " 2")
 
 
+@pytest.mark.slow
 def test_the_same_version_gives_the_same_rewards(place, capsys):
     save_run("Groups", ANSWERS, folder="runs/g")
     save_run("Turns", [[["0"], ["1", "0"]], [["5", "5", "5"], ["1"]]], folder="runs/t")
@@ -242,6 +243,7 @@ def test_a_grader_that_crashes_is_counted_by_part(place, capsys):
     assert "KeyError: 4" in text
 
 
+@pytest.mark.slow
 def test_a_judge_is_left_out_by_name_and_the_rest_is_graded(place, capsys):
     save_run("Sums", ANSWERS)
     found = as_json(capsys, "r", "--env", "sums_env:Judged")
@@ -311,6 +313,7 @@ def test_what_cannot_be_meant_is_refused(place, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     save_run("Sums", ANSWERS)
     assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 0

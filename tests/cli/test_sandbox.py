@@ -37,6 +37,7 @@ def test_the_list_says_what_each_can_give(capsys):
     assert "max_processes" in line, "each limit has its means beside it"
 
 
+@pytest.mark.slow
 def test_a_check_that_passes(capsys, two_checks):
     code, out, _ = ran(capsys, "check", "local", "--json")
     found = json.loads(out)

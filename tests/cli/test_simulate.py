@@ -43,6 +43,7 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
     return ended.value.code or 0, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_a_run_is_estimated_with_other_divisions(settings, capsys):
     few = ("--gpus", "8", "--parameters", "8B", "--steps", "3")
     code, text, _ = run(capsys, settings, *few, "--servers", "4")
@@ -54,6 +55,7 @@ def test_a_run_is_estimated_with_other_divisions(settings, capsys):
     assert again == text, "the same command gives the same numbers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,6 +113,7 @@ def test_larger_runs_are_simulated_in_several_processes_with_the_same_result(
     assert {"servers_busy", "rollouts_waiting"} <= set(alone["course"]["usage"][0])
 
 
+@pytest.mark.slow
 def test_numbers_come_as_json_and_follow_the_settings(settings, capsys):
     found = {}
     for ahead in (0, 1):
@@ -157,6 +160,7 @@ def test_lengths_come_from_the_rollouts_of_a_run(settings, capsys, tmp_path):
     assert json.loads(text)["chosen"]["step_s"] > recorded["step_s"]
 
 
+@pytest.mark.slow
 def test_speeds_come_from_the_records_of_a_run(settings, capsys, tmp_path):
     write_measured_run(tmp_path / "small")
     small = ("--speeds-of", str(tmp_path / "small"), "--lengths-of", str(tmp_path / "small"))
@@ -175,6 +179,7 @@ def test_speeds_come_from_the_records_of_a_run(settings, capsys, tmp_path):
     assert "0 steps" in error or "run.json" in error
 
 
+@pytest.mark.slow
 def test_agents_with_tools_are_estimated(settings, capsys):
     agents = ("--mean-length", "300", "--spread", "0.8", "--turns", "2-6")
     machines = ("--gpus", "4", "--parameters", "8B", "--steps", "4", "--json")

@@ -61,6 +61,7 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return int(ended.value.code or 0), " ".join(output.out.split()), " ".join(output.err.split())
 
 
+@pytest.mark.slow
 def test_without_a_run_there_is_nothing_to_resume(settings, capsys):
     code, _, said = train(capsys, str(settings), "--resume")
     assert code == 2
@@ -69,6 +70,7 @@ def test_without_a_run_there_is_nothing_to_resume(settings, capsys):
     assert not (settings.parent / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_queue_begins_a_run_of_which_nothing_is_there(settings, capsys):
     """The same command as for every later try."""
     code, plan, _ = train(capsys, str(settings), "--resume-if-saved", "--dry-run")
@@ -79,6 +81,7 @@ def test_a_queue_begins_a_run_of_which_nothing_is_there(settings, capsys):
     assert "remove one of them" in said
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_says_how_to_go_on(settings, capsys):
     (settings.parent / "runs" / "toy").mkdir(parents=True)
     (settings.parent / "runs" / "toy" / "run.json").write_text("{}")
@@ -89,6 +92,7 @@ def test_a_run_without_a_checkpoint_says_how_to_go_on(settings, capsys):
     assert "checkpoint_every" in plan
 
 
+@pytest.mark.slow
 def test_resume_wins_over_the_checkpoint_that_a_run_began_with(settings, capsys):
     """A run that was started from another one's checkpoint goes on from its own."""
     begun_with = '[checkpoint]\nresume_from_checkpoint = "elsewhere"\n'
@@ -131,6 +135,7 @@ def test_a_fork_needs_a_run_and_a_step(settings, capsys, monkeypatch, flags, fac
     assert fact in said
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_fork_says_where_it_begins_and_what_is_changed(
     settings, capsys, monkeypatch, tiny
 ):
@@ -170,6 +175,7 @@ def test_the_plan_of_a_fork_says_where_it_begins_and_what_is_changed(
     assert [path.name for path in (settings.parent / "runs").iterdir()] == ["toy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "remedy"), [("run.json", "--resume"), ("notes.txt", "--name")])
 def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, name, remedy):
     """The folder of a run can be gone on with; one of anything else is somebody's."""
@@ -193,6 +199,7 @@ def test_help_shows_how_to_resume(capsys):
     assert "telescope train --fork quickstart --at 20 --learning_rate 1e-5" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

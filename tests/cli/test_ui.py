@@ -103,6 +103,7 @@ def read_script(path: Path, before: str) -> object:
     return json.loads(text[len(before) : -2])
 
 
+@pytest.mark.slow
 def test_an_export_has_every_page_as_a_script(place):
     told = []
     done = export_runs(
@@ -138,6 +139,7 @@ def test_an_export_has_every_page_as_a_script(place):
         assert "<" not in script.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 3])
 def test_an_interrupted_export_opens_and_is_written_anew(place, after):
     def interrupt(done, total):
@@ -163,6 +165,7 @@ def test_an_interrupted_export_opens_and_is_written_anew(place, after):
         export_runs([Path("runs")], Path("runs"), num_rollouts=6, replaces=True)
 
 
+@pytest.mark.slow
 def test_one_file_has_the_pages_that_a_folder_has_and_loads_nothing(place):
     export_runs([Path("runs")], Path("page"), num_rollouts=12)
     folder = read_script(Path("page/export.js"), "window.TELESCOPE_EXPORT = ")

@@ -91,6 +91,7 @@ def first_of_each() -> list:
     return marked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factory", "settings"), first_of_each())
 async def test_many_episodes_at_once_end_like_one_at_a_time(factory, settings):
     together = await episodes(factory, settings, at_once=64)

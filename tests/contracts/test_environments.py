@@ -115,6 +115,7 @@ def test_examples_do_not_depend_on_the_order_of_asking(factory, settings):
     assert forwards == backwards[::-1]
 
 
+@pytest.mark.slow
 @each
 def test_ids_are_unique_and_splits_disjoint_over_seeds(factory, settings):
     ids: dict[Split, set[str]] = {split: set() for split in Split}
@@ -156,6 +157,7 @@ async def test_a_saved_rollout_is_graded_as_it_was(factory, settings):
     await client.close()
 
 
+@pytest.mark.slow
 @each
 async def test_junk_stays_at_the_floor(factory, settings):
     environment = opened(factory, settings)

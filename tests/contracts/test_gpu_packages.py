@@ -118,6 +118,7 @@ def imports() -> dict[Path, dict[str, str]]:
     return script.our_names()[0]
 
 
+@pytest.mark.slow
 def test_every_import_call_and_override_fits_the_pinned_sources(imports):
     found = [text for path, own in imports.items() for text in problems(path, own, NAMES)]
     assert not found, "\n".join(found)

@@ -223,6 +223,7 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
     return [future.exception() or future.result() for future in futures]
 
 
+@pytest.mark.slow
 def test_publishers_of_different_versions_at_once_both_succeed(writable):
     versions = ["2.0.0", "2.1.0", "2.2.0", "2.3.0"]
     publications = [toy_publication(version) for version in versions]
@@ -232,6 +233,7 @@ def test_publishers_of_different_versions_at_once_both_succeed(writable):
     assert known == ["0.9.0", "0.10.0", "1.0.0", *versions]
 
 
+@pytest.mark.slow
 def test_of_publishers_of_one_version_at_once_exactly_one_wins(writable):
     publications = [toy_publication("2.0.0", code=f"Toy = {number}\n") for number in range(4)]
     outcomes = at_once([lambda p=p: writable().publish(p) for p in publications])

@@ -86,6 +86,7 @@ def ended(job):
     return job.returncode, said
 
 
+@pytest.mark.slow
 def test_ray_starts_on_every_node_and_the_run_on_the_first(cluster):
     all_run = 'until [ "$(grep -c "^ray start" "$CALLS")" = 3 ]; do sleep 0.05; done'
     assert ended(submitted(cluster, "run.toml", "--seed", "3", RUN=all_run)) == (0, "")
@@ -108,16 +109,19 @@ def test_what_the_script_asks_of_ray_are_options_of_ray():
     assert {option for parameter in start.params for option in parameter.opts} >= RAY_OPTIONS
 
 
+@pytest.mark.slow
 def test_a_job_that_starts_again_goes_on(cluster):
     assert ended(submitted(cluster, "run.toml", SLURM_RESTART_COUNT="1"))[0] == 0
     assert calls(cluster, "telescope")[0][-1] == "--resume-if-saved"
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_that_of_the_run(cluster):
     assert ended(submitted(cluster, "run.toml", RUN="exit 6"))[0] == 6
     assert ["requeue", "1234567"] not in calls(cluster, "scontrol")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_over_time", [True, False], ids=["time is up", "cancelled"])
 def test_a_signal_interrupts_the_run_and_time_puts_it_back(cluster, is_over_time):
     job = submitted(cluster, "run.toml", RUN=WAITING)
@@ -127,6 +131,7 @@ def test_a_signal_interrupts_the_run_and_time_puts_it_back(cluster, is_over_time
     assert (["requeue", "1234567"] in calls(cluster, "scontrol")) == is_over_time
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_as_time_is_up_is_not_begun_again(cluster):
     job = submitted(cluster, "run.toml", RUN=WAITING.replace("exit 143", "exit 0"))
     until_it_waits(cluster)

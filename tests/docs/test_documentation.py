@@ -411,6 +411,7 @@ def test_every_block_has_a_language_that_is_checked():
 PYTHON_PAGES = [page for page in PAGES if "\n```python" in page.read_text(encoding="utf-8")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page, place):
     namespace: dict[str, object] = {"__name__": "documentation"}
@@ -425,6 +426,7 @@ def test_python_blocks_run_in_order(page, place):
     sys.modules.pop("reverse", None)
 
 
+@pytest.mark.slow
 def test_toml_blocks_are_valid_settings(tmp_path):
     path, base = tmp_path / "block.toml", tmp_path / "base.toml"
     base.write_text(
@@ -457,6 +459,7 @@ def test_what_runs_a_command_exists():
         assert not function or f"def {function}(" in text, where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(HERE))
 def test_cheap_commands_work_as_written(command, place, monkeypatch, capsys):
     words = shlex.split(command)[1:]

@@ -25,6 +25,7 @@ async def client(monkeypatch):
     await made.close()
 
 
+@pytest.mark.slow
 async def test_gold_passes(client):
     for index in range(3):
         gold = await client.gold(Split.TRAIN, index)

@@ -66,6 +66,7 @@ def _parts(text: str) -> list[str]:
     return [part.lstrip("0") or "0" if part.isdigit() else part for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_all", [True, False])
 def test_every_drawn_puzzle_has_a_canonical_solution(use_all):
     for seed in range(20):

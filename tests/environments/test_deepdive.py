@@ -176,6 +176,7 @@ async def test_a_search_that_fails_is_a_failure_and_no_reward(keys, backend):
         await environment.close()
 
 
+@pytest.mark.slow
 async def test_a_busy_backend_is_asked_again(keys):
     fake = Web()
     fake.failures = [429, 503]

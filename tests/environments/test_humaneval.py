@@ -93,6 +93,7 @@ async def test_what_is_equal_to_everything_passes_no_problem(environment):
     assert set(rewards) == {0.0}
 
 
+@pytest.mark.slow
 async def test_cheats_stay_at_the_floor(environment):
     for cheat in CHEATS:
         examples = [all_of(environment)[index] for index in (7, 33)]
@@ -100,6 +101,7 @@ async def test_cheats_stay_at_the_floor(environment):
         assert rewards == [0.0, 0.0], cheat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", ENDLESS)
 async def test_a_program_without_an_end_stays_at_the_floor(cheat):
     environment = HumanEval(HumanEval.Config(test_timeout_s=0.2))
@@ -108,6 +110,7 @@ async def test_a_program_without_an_end_stays_at_the_floor(cheat):
     await environment.close()
 
 
+@pytest.mark.slow
 async def test_replies_of_every_kind_are_programs(environment):
     example, problem = all_of(environment)[10], problems()[10]
     whole = f"{problem.prompt}{problem.solution}"

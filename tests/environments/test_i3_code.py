@@ -115,12 +115,14 @@ async def test_cheats_stay_at_the_floor(tmp_path, cheat):
     assert (await earned({"path": path}, block(CHEATS[cheat]))).reward == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ENDLESS)
 async def test_a_program_without_an_end_stays_at_the_floor(tmp_path, program):
     path = table(tmp_path, {"question": "Add.", "input_output": json.dumps(SUM)})
     assert (await earned({"path": path}, block(program), timeout_s=0.2)).reward == 0.0
 
 
+@pytest.mark.slow
 async def test_a_function_that_equals_everything_earns_nothing(tmp_path):
     tests = {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}
     path = table(tmp_path, {"question": "Add.", "info": json.dumps({"tests": json.dumps(tests)})})
@@ -129,6 +131,7 @@ async def test_a_function_that_equals_everything_earns_nothing(tmp_path):
     assert (await earned({"path": path}, block("def add(a, b): return a + b"))).reward == 1.0
 
 
+@pytest.mark.slow
 async def test_the_share_is_a_setting_and_failures_are_told(tmp_path):
     path = table(tmp_path, {"question": "Add.", "tests": SUM})
     rollout = await earned({"path": path, "score": "share"}, block("print(3)"))
@@ -151,6 +154,7 @@ LIVE = {
 }
 
 
+@pytest.mark.slow
 async def test_the_columns_of_livecodebench(tmp_path):
     settings = {"path": table(tmp_path, LIVE)}
     good = f"{STARTER}return sum(nums) + k"

@@ -176,6 +176,7 @@ def test_the_form_that_a_preset_asks_for_counts():
     assert free.correct(_said("\\boxed{12}, no.\nAnswer: 31"), example) == 1.0
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_read_is_counted():
     environment = MathDatasets.from_settings({"dataset": "math500"})
     example = example_of({"problem": "How many?", "answer": "31"}, path="own")

@@ -48,6 +48,7 @@ async def play(environment, replies, *, index=0):
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
 
+@pytest.mark.slow
 async def test_a_policy_that_writes_programs_is_right():
     environment = PythonTool(PythonTool.Config(size=500))
     source = environment.examples(Split.EVAL)
@@ -81,6 +82,7 @@ async def test_programs_that_fail_are_told_and_files_stay():
     await environment.close()
 
 
+@pytest.mark.slow
 async def test_a_program_that_hangs_is_stopped_and_told():
     environment = PythonTool(PythonTool.Config(program_timeout_s=0.2))
     gold = environment.gold_answer(environment.examples(Split.EVAL).example(0))

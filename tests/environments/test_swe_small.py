@@ -131,12 +131,14 @@ TAMPERING = {
 }
 
 
+@pytest.mark.slow
 async def test_tampering_earns_nothing(environment):
     ended = {kind: await play(environment, replies) for kind, replies in TAMPERING.items()}
     assert {kind: one.reward for kind, one in ended.items()} == dict.fromkeys(TAMPERING, 0.0)
     assert {one.status for one in ended.values()} == {RolloutStatus.KEPT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["while True: pass", 'while True: print("x" * 65536)'])
 async def test_a_program_without_an_end_earns_nothing(program):
     environment = SweSmall(SweSmall.Config(command_timeout_s=0.3, memory_mb=256))
@@ -154,6 +156,7 @@ TESTS_CHANGED = (
 )
 
 
+@pytest.mark.slow
 async def test_a_fix_with_other_tests_earns_nothing_and_says_why(environment):
     for command in TESTS_CHANGED:
         rollout = await play(environment, [*FIX, bash(command)])

@@ -92,6 +92,7 @@ async def play(environment, reply, *, index=0, split=Split.EVAL):
     return rollout, client.requests
 
 
+@pytest.mark.slow
 async def test_native_calls_are_offered_and_judged():
     environment = ToolCalls()
     assert environment.offers_tools

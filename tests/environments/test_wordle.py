@@ -72,6 +72,7 @@ async def play(environment, replies, *, index=0):
     return await client.play(request, ScriptedClient(replies).policy("r"))
 
 
+@pytest.mark.slow
 async def test_a_solver_that_reads_only_the_marks_finds_the_words():
     environment = Wordle(Wordle.Config(max_guesses=12))
     rollouts = [await play(environment, solver, index=index) for index in range(20)]

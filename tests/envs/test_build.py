@@ -47,6 +47,7 @@ def members(wheel):
         return archive.namelist()
 
 
+@pytest.mark.slow
 def test_equal_sources_give_equal_bytes_on_another_path_at_another_time_with_another_umask(
     tmp_path,
 ):
@@ -66,12 +67,14 @@ def test_equal_sources_give_equal_bytes_on_another_path_at_another_time_with_ano
     assert [path.name for path in first.iterdir()] == [path.name for path in second.iterdir()]
 
 
+@pytest.mark.slow
 def test_other_sources_give_other_bytes(tmp_path):
     one = build_and_inspect(write(tmp_path / "one"), tmp_path)
     two = build_and_inspect(write(tmp_path / "two", code=f"{CODE}# more\n"), tmp_path)
     assert one.sha256 != two.sha256
 
 
+@pytest.mark.slow
 def test_what_git_ignores_is_not_built(tmp_path):
     project = write(tmp_path / "toy")
     subprocess.run(["git", "init", "-q", str(project)], check=True)
@@ -84,6 +87,7 @@ def test_what_git_ignores_is_not_built(tmp_path):
     assert not [name for name in names if name.endswith(".key")]
 
 
+@pytest.mark.slow
 def test_files_of_the_package_that_the_wheel_lacks_are_named_with_the_setting(tmp_path, capsys):
     exclude = 'exclude = ["*.csv"]\ncore-metadata'
     project = write(tmp_path / "toy", pyproject=PROJECT.replace("core-metadata", exclude))

@@ -38,6 +38,7 @@ def test_every_record_of_the_committed_registry_can_be_read(first_party):
     assert set(first_party.aliases().values()) == set(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "project",
     [PROJECTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in PROJECTS[1:])],
@@ -57,6 +58,7 @@ def test_committed_schemas_are_current(first_party, tmp_path):
         assert path.read_text() == (Path(first_party.address) / "schema" / path.name).read_text()
 
 
+@pytest.mark.slow
 def test_publishing_the_same_bytes_again_succeeds_and_others_are_refused(published, make_project):
     again = publish(published.store, make_project(), owner="acme", datasets=[])
     assert "already published" in again
@@ -84,6 +86,7 @@ def test_only_a_namespace_may_publish(registry, make_project):
     assert not (Path(registry.address) / "artifacts").exists()
 
 
+@pytest.mark.slow
 def test_code_that_cannot_load_is_not_published(registry, make_project):
     with pytest.raises(Exception, match=r"cannot be loaded: .*ZeroDivisionError"):
         publish(registry.store, make_project(code="1 / 0\n"), owner="acme", datasets=[])

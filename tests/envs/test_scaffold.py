@@ -43,6 +43,7 @@ def test_a_new_project_passes_its_own_tests_and_validation(template, tmp_path, f
     assert report.verdict is Verdict.PASS, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_new_project_builds_and_holds_what_a_project_has(template, tmp_path):
     made = create_project(tmp_path / "new", owner="acme", name="first-one", template=template)
@@ -104,6 +105,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_to_do_next(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("init", "acme/sort-words") == 0

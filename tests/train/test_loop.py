@@ -37,6 +37,7 @@ async def run(config, folder, start):
     return parts, parts.folder.metrics()
 
 
+@pytest.mark.slow
 async def test_minibatches_and_epochs_are_optimizer_steps(tiny, start, tmp_path):
     config = toy_config(
         tiny,
@@ -77,6 +78,7 @@ async def test_metrics_of_several_optimizer_steps_are_over_all_their_tokens(tiny
         assert rows[2][name] == pytest.approx(rows[1][name], rel=1e-6), name
 
 
+@pytest.mark.slow
 async def test_a_gradient_that_an_optimizer_does_not_clear_is_told(tiny, start, tmp_path):
     parts = await toy_parts(toy_config(tiny), tmp_path / "run", start)
     optimizer = parts.trainer.worker.backend._optimizer
@@ -89,6 +91,7 @@ async def test_a_gradient_that_an_optimizer_does_not_clear_is_told(tiny, start, 
     assert [row["optimizer/kept_gradients"] for row in parts.folder.metrics()] == [0, 1]
 
 
+@pytest.mark.slow
 async def test_filtered_rollouts_are_recorded_with_the_reason(tiny, start, tmp_path):
     config = toy_config(tiny, steps=1, filter_overlong=True)
     parts, (row,) = await run(config, tmp_path / "run", start)
@@ -118,6 +121,7 @@ async def test_nothing_about_tokens_is_written_without_the_setting(tiny, start, 
     assert not (parts.folder.path / "token_facts").exists()
 
 
+@pytest.mark.slow
 async def test_a_step_that_trains_on_nothing_has_a_file_that_says_so(tiny, start, tmp_path):
     """A folder without the file is of a run that did not record tokens."""
 
@@ -137,6 +141,7 @@ async def test_a_step_that_trains_on_nothing_has_a_file_that_says_so(tiny, start
     assert list(parts.folder.token_facts(1)) == []
 
 
+@pytest.mark.slow
 async def test_attempts_that_were_replaced_are_recorded_apart(tiny, start, tmp_path):
     class Hiccups(ToyPolicies):
         """Fails the first request of every second rollout."""
@@ -179,6 +184,7 @@ async def test_attempts_that_were_replaced_are_recorded_apart(tiny, start, tmp_p
     assert {one.step for one in resumed.attempts()} == {1}
 
 
+@pytest.mark.slow
 async def test_a_batch_in_which_everything_failed_is_in_the_run_folder(tiny, start, tmp_path):
     class Dead(ToyPolicies):
         def policy(self, rollout_id, sampling=None):
@@ -235,6 +241,7 @@ async def test_the_reference_is_filled_in_and_follows_when_asked(tiny, start, tm
     assert rows[1]["loss/kl"] > 0
 
 
+@pytest.mark.slow
 async def test_kl_in_the_reward_is_summed_over_tokens_and_kept_out_of_the_loss(
     tiny, start, tmp_path
 ):

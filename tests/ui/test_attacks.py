@@ -39,6 +39,7 @@ def test_our_own_names_are_answered_at_any_port_of_a_tunnel(ui, host):
     assert ui.ask("/", host=host, **BEARER).status == 200
 
 
+@pytest.mark.slow
 def test_where_others_reach_it_names_that_somebody_can_point_here_still_get_nothing(
     recorded_folder, tmp_path
 ):
@@ -107,6 +108,7 @@ def test_a_browser_without_the_token_is_told_which_command_prints_the_address(ui
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
+@pytest.mark.slow
 def test_a_proxy_passes_requests_on_by_its_own_name_only(recorded_folder, tmp_path):
     with served([recorded_folder], tmp_path / "cache", allowed_hosts=["ui.example"]) as ui:
         for origin in ("https://ui.example", "http://ui.example"):
@@ -198,6 +200,7 @@ def test_links_out_of_a_run_are_not_followed(tmp_path):
         assert overview["eval_points"] == []
 
 
+@pytest.mark.slow
 def test_names_of_runs_are_safe_in_addresses_and_stay_apart(tmp_path):
     for name in ("a b", "a?b", "x<script>", ".hidden", "a'b;--", "[z]*"):
         write_steps(RunFolder.create(tmp_path / "runs" / name, config={}), range(1, 2), groups=1)
@@ -242,6 +245,7 @@ def test_quotes_in_values_are_values(ui):
     assert ui.ask("/" + 300_000 * "a", **BEARER).status in (400, 431)
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_newer_format_says_so_and_the_others_go_on(tmp_path):
     for name in ("good", "newer", "broken", "empty"):
         write_steps(RunFolder.create(tmp_path / "runs" / name, config={}), range(1, 2), groups=1)
@@ -258,6 +262,7 @@ def test_a_folder_of_a_newer_format_says_so_and_the_others_go_on(tmp_path):
         assert ui.get("/runs/good")["run"]["state"] == "running"
 
 
+@pytest.mark.slow
 def test_files_that_are_no_rollouts_are_named_and_the_others_are_read(tmp_path):
     run = RunFolder.create(tmp_path / "runs" / "r", config={})
     write_steps(run, range(1, 6), groups=1)
@@ -325,6 +330,7 @@ def test_files_of_ten_gigabytes_are_read_in_part(tmp_path):
         assert any("metrics.jsonl" in one for one in problems)
 
 
+@pytest.mark.slow
 def test_members_of_objects_that_nobody_expects_do_no_harm(tmp_path):
     run = RunFolder.create(tmp_path / "runs" / "r", config={})
     names = {f"m{at}": 1.0 for at in range(300)} | {'quo"te': 2.0, "a/b~c": 3.0, "A": 1.0, "a": 2.0}

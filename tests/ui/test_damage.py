@@ -138,6 +138,7 @@ def test_the_lines_of_a_step_are_read_where_its_packed_file_is_torn(tmp_path, ru
         assert ui.get("/runs/r/rollouts/2.0/0/1")["events"]["columns"]["stage"] == list(STAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", ["events", *(pytest.param(n, marks=pytest.mark.slow) for n in ("calls", "timeline"))]
 )
@@ -171,6 +172,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["servers.jsonl", *(pytest.param(n, marks=pytest.mark.slow) for n in list(LINES)[1:])]
 )
@@ -201,6 +203,7 @@ def _peak_bytes():
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.slow
 def test_metrics_of_many_names_and_steps_have_a_bound(tmp_path, run):
     path = run.path / "metrics.jsonl"
     many = {f"m{number}": 1.0 for number in range(4000)}
@@ -228,6 +231,7 @@ def test_a_file_that_is_too_large_is_told_and_the_page_is_there(tmp_path, run, n
         assert page["curves"]["steps"] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["logs", "events", "runs"])
 def test_a_file_system_that_fails_for_a_moment_does_not_end_the_watch(
     tmp_path, run, monkeypatch, folder

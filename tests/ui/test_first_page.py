@@ -200,6 +200,7 @@ def test_evals_of_runs_are_compared_by_example(nine):
     assert [setting["name"] for setting in page["settings"] if not setting["is_place"]] == []
 
 
+@pytest.mark.slow
 def test_a_report_is_shown_without_its_scripts(tmp_path):
     run = write_run(tmp_path / "runs" / "r")
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:

@@ -93,6 +93,7 @@ def test_a_step_is_told_by_the_first_look_after_its_row(tmp_path, run):
     assert LOOK_S + int(pause_ms[1]) / 1000 < 1.0
 
 
+@pytest.mark.slow
 def test_what_is_told_is_on_the_pages(tmp_path, run):
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
         events = Events(ui, "/live?run=r")
@@ -107,6 +108,7 @@ def test_what_is_told_is_on_the_pages(tmp_path, run):
         events.close()
 
 
+@pytest.mark.slow
 def test_every_part_of_a_run_is_told(tmp_path, run):
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
         events = Events(ui)
@@ -135,6 +137,7 @@ def _until_told(events, part, write):
     assert events.next(part)["run"] == "r"
 
 
+@pytest.mark.slow
 def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run, monkeypatch):
     monkeypatch.setattr("telescope_ui.web.live.MAX_LISTENERS", 3)
     with served([tmp_path / "runs"], tmp_path / "cache") as ui:
@@ -145,6 +148,7 @@ def test_no_more_pages_can_listen_than_there_is_room_for(tmp_path, run, monkeypa
             page.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_is_followed(tmp_path, run):
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts")["total"] == 12
@@ -177,6 +181,7 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path, run):
         assert page["curves"]["metrics"]["entropy"][-1] == 0.25
 
 
+@pytest.mark.slow
 def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path, run):
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert ui.get("/runs/r/rollouts")["total"] == 12
@@ -197,6 +202,7 @@ def test_a_killed_run_is_not_running(tmp_path, run):
         assert ui.get("/")["runs"][0]["state"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_two_servers_show_the_same_run(tmp_path, run):
     """The second is another process, as index files are locked between processes."""
     code = (
@@ -218,6 +224,7 @@ def test_two_servers_show_the_same_run(tmp_path, run):
     assert files == ["0.duckdb", "1.duckdb"]
 
 
+@pytest.mark.slow
 def test_the_index_can_be_deleted_or_damaged(tmp_path, run):
     def indexed():
         database = Database(tmp_path / "cache")

@@ -109,6 +109,7 @@ def test_lines_are_chosen_by_component_source_level_and_life(tmp_path, run):
         assert "life" in error
 
 
+@pytest.mark.slow
 def test_the_end_of_many_large_logs_is_there_at_once(tmp_path, run):
     for rank in range(64):
         lines = [

@@ -29,6 +29,7 @@ def bars_of(number):
     return [(0.01 * at, 0.5 + 0.001 * (at % 700)) for at in range(number)]
 
 
+@pytest.mark.slow
 def test_more_bars_than_can_be_drawn_become_their_mean_number_at_once(tmp_path, run):
     bars = bars_of(3000)
     with BlockLog(run.path / "calls", ModelCall, block_rows=1000) as log:
@@ -110,6 +111,7 @@ def write_stages(run, steps):
         run.log_metrics({"step": step, "time_s": at_s + STEP_S})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_calls", [False, True])
 def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_calls):
     write_stages(run, range(1, 71))
@@ -137,6 +139,7 @@ def test_stages_of_many_steps_are_their_mean_number_at_once(tmp_path, run, has_c
             assert bars[SERVER]["address"][0] == "/runs/r/rollouts/11.0/0/1"
 
 
+@pytest.mark.slow
 def test_a_window_of_very_many_stages_is_their_mean_number_at_once(tmp_path, run):
     number = 80_000  # more than are read one by one
     columns = {
@@ -157,6 +160,7 @@ def test_a_window_of_very_many_stages_is_their_mean_number_at_once(tmp_path, run
     assert sum(row["density"]["busy"]) * page["bucket_s"] == pytest.approx(20_000, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_sums_of_stages_follow_the_files(tmp_path, run):
     write_stages(run, range(1, 71))
     address = f"/runs/r/timeline?from={BEGAN_S}&to={BEGAN_S + 700}&width=400"

@@ -47,6 +47,7 @@ def test_the_overview_has_curves_rewards_and_health(ui):
     assert page["summary"] is None
 
 
+@pytest.mark.slow
 def test_a_tile_says_the_share_of_what_its_link_lists(tmp_path):
     """Groups without a signal: all at the lowest, all at the highest, or all in the middle."""
     run = RunFolder.create(tmp_path / "runs" / "r", config={})

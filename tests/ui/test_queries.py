@@ -117,6 +117,7 @@ def holds(one, condition):
     return OPERATORS[sign](value, float(number))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(
     asked=CONDITIONS,
@@ -144,6 +145,7 @@ def test_pages_of_rollouts(ui, rows, asked, sort, descending, offset):
     assert columns["tags/level"] == [one.tags.get("level") for one in expected]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(asked=CONDITIONS, name=st.sampled_from(NUMBERS), bins=st.integers(2, 12))
 def test_histograms_of_numbers(ui, rows, asked, name, bins):
@@ -178,6 +180,7 @@ def test_histograms_of_text_count_each_value(ui, rows):
     assert page["missing"] == len(kept) - len(levels)
 
 
+@pytest.mark.slow
 @FEWER
 @given(
     text=st.sampled_from(["STEP 2", "2 times 3", "<script>", "What is", "100%", "_", "nobody"]),

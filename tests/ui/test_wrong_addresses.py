@@ -57,6 +57,7 @@ def test_filters_that_fit_something_have_no_hints(ui):
         assert ui.get(f"{RUN}/{address}")["hints"] == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_there_is_named_with_what_is_near(tmp_path, monkeypatch):
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

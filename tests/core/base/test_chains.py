@@ -92,6 +92,7 @@ def conversations(draw):
     return turns
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(conversations(), st.data())
 def test_every_turn_is_what_was_sampled(turns, data):

@@ -90,6 +90,7 @@ def test_an_importable_class_and_an_editable_package_are_known_alike(folder, mon
     assert set(found) == {"mine.py", "helper.py"}
 
 
+@pytest.mark.slow
 def test_what_is_installed_from_a_wheel_is_not_followed(folder):
     (folder / "env.py").write_text("import pytest, json, telescope_core\nclass Toy: ...")
     assert set(code_files(locate_environment("env.py:Toy"), {})) == {"env.py"}
@@ -109,6 +110,7 @@ def test_a_file_that_the_settings_name_belongs_to_it(folder):
     ]
 
 
+@pytest.mark.slow
 def test_large_files_are_read_in_parts_from_the_first_byte_to_the_last(tmp_path):
     path, size = tmp_path / "weights", 80 * 2**20
     with path.open("wb") as stream:

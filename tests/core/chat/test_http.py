@@ -85,6 +85,7 @@ async def test_connections_are_kept_and_as_many_as_needed_are_opened():
     assert "X-Mine: 1" in server.heads[0]
 
 
+@pytest.mark.slow
 async def test_the_server_says_how_long_to_wait():
     async with serving(answer(429, Retry_After="0.2"), answer()) as (server, ask):
         assert await ask() == b"fine"

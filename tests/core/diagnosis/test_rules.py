@@ -186,6 +186,7 @@ def test_nothing_is_found_in_healthy_runs_of_any_length(num_steps):
         assert found_in(healthy(num_steps, seed)) == []
 
 
+@pytest.mark.slow
 def test_noise_without_a_trend_is_no_trend():
     """400 metrics of pure noise: a difference must be more than what noise gives."""
     for seed in range(400):

@@ -24,6 +24,7 @@ class Spin(SingleTurnEnvironment):
             pass
 
 
+@pytest.mark.slow
 async def test_an_async_reward_without_an_end_is_interrupted_at_the_deadline():
     before = signal.getsignal(signal.SIGINT)
     for deadline_s in (0.3, 3.0, 30.0):
@@ -88,5 +89,6 @@ def test_signals_that_a_program_takes_end_it_as_well(number):
     assert f"interrupted by {signal.Signals(number).name}" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_ends_it():
     assert "KeyboardInterrupt" in errors_after(SCRIPT, signal.SIGINT)

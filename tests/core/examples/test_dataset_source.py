@@ -59,6 +59,7 @@ def test_parquet_with_fields_of_ones_own_and_a_prompt_of_messages(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_folder_has_splits_and_what_is_held_out_is_not_trained_on(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -207,6 +207,7 @@ async def test_a_reward_sees_what_was_written(table):
     assert len({one.id for one in seen}) == len(wanted)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(["1", "2"])), min_size=1

@@ -69,6 +69,7 @@ async def reward_of(name: str, isolation: str) -> float | None:
         await client.close()
 
 
+@pytest.mark.slow
 async def test_a_file_is_imported_with_what_is_beside_it(folder: Path) -> None:
     write(folder / "mazes", 1)
     for name in ("mazes/hedge1.py:Hedge1", "./mazes/hedge1.py:Hedge1"):
@@ -77,6 +78,7 @@ async def test_a_file_is_imported_with_what_is_beside_it(folder: Path) -> None:
     assert reward == 1.0
 
 
+@pytest.mark.slow
 async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> None:
     (folder / "mazes" / "__init__.py").write_text("")
     write(folder / "mazes", 2, beside=".beside_the_other")
@@ -85,6 +87,7 @@ async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> 
     assert await reward_of("./mazes/hedge2.py:Hedge2", "none") == 1.0
 
 
+@pytest.mark.slow
 async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> None:
     write(folder, 3)
     reward = await reward_of("hedge3.py:Hedge3", "process")

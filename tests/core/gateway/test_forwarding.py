@@ -281,6 +281,7 @@ async def test_an_endpoint_that_fails_fails_the_rollout_even_where_the_program_g
     assert "answered 500" in row.error
 
 
+@pytest.mark.slow
 async def test_thinking_that_a_program_leaves_out_is_noted_once():
     async def program(client, model):
         messages = [{"role": "user", "content": "hi"}]
@@ -313,6 +314,7 @@ async def test_sub_agents_are_conversations_of_their_own():
     assert sorted(one[0].content for one in row.conversations) == ["part 0", "part 1", "part 2"]
 
 
+@pytest.mark.slow
 async def test_the_cause_of_a_deadline_is_the_trouble_of_the_endpoint():
     async def program(client, model):
         ask = [{"role": "user", "content": "hi"}]

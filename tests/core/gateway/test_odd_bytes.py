@@ -124,6 +124,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.slow
 async def test_odd_bytes_in_any_header_are_refused_as_openai_refuses(door, caplog, monkeypatch):
     monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
     drawn = random.Random(0)
@@ -244,6 +245,7 @@ async def test_more_messages_than_any_rollout_has_are_refused(door):
     assert (status, answer["error"]["param"]) == (413, "messages")
 
 
+@pytest.mark.slow
 async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch):
     monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
     silent, begun, asked = [
@@ -259,6 +261,7 @@ async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_body_that_does_not_come_is_given_up(door, monkeypatch):
     monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
     status, body = await answered(door, request_of(door, GOOD[:3], length=len(GOOD)))

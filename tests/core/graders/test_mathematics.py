@@ -216,6 +216,7 @@ def rows_of_the_page() -> list[tuple[str, str, bool]]:
     return [(one[0].strip("`"), one[1].strip("`"), one[2] == "yes") for one in rows]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_equal_to_what(grader):
     """Each row, in both directions."""
     wrong = [
@@ -321,6 +322,7 @@ def test_towers_of_powers_are_refused_without_a_comparison(answer):
     assert not MathGrader(max_helpers=1).are_equal(answer, "x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "right"),
     [
@@ -368,6 +370,7 @@ def test_many_threads_compare_at_once_and_signals_are_left_alone():
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
+@pytest.mark.slow
 def test_closing_ends_every_process_and_refuses_more():
     before = {child.pid for child in psutil.Process().children()}
     grader = MathGrader(max_helpers=2)

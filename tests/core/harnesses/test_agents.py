@@ -35,6 +35,7 @@ def changed(**values) -> type[Counted]:
     return type("Changed", (Marked,), values)
 
 
+@pytest.mark.slow
 async def test_a_rollout_is_played_by_the_program_recorded_and_scored_by_its_files():
     async with playing(Marked()) as play:
         rollout, policy = await play("$ wc -l < words > count; cat count", "It has 3.")
@@ -52,6 +53,7 @@ async def test_a_rollout_is_played_by_the_program_recorded_and_scored_by_its_fil
         assert policy.session.is_open is False
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_apart():
     async with playing(Marked(AgentConfig(max_sandboxes=2))) as play:
         scripts = [(f"$ echo {i} > mine; cat mine", f"{i}") for i in range(5)]
@@ -73,6 +75,7 @@ for host, port in ((own.hostname, own.port), {places}):
 END"""
 
 
+@pytest.mark.slow
 async def test_the_program_reaches_its_endpoint_and_nothing_else():
     other = Gateway(model="other")
     await other.start()
@@ -88,6 +91,7 @@ async def test_the_program_reaches_its_endpoint_and_nothing_else():
     assert inside not in ports
 
 
+@pytest.mark.slow
 async def test_no_key_opens_the_rollout_of_another():
     """The gateway behind the opened address is that of every rollout."""
     code = """$ python3 - <<'END'
@@ -106,6 +110,7 @@ END"""
     assert policy.asked[1].split() == ["404"] * 3
 
 
+@pytest.mark.slow
 async def test_a_program_that_takes_too_long_is_ended_and_scored_as_it_stands():
     for limit_s in (0.5, 5.0, 60.0):
         async with playing(Marked(AgentConfig(agent_timeout_s=limit_s))) as play:
@@ -146,6 +151,7 @@ async def test_a_rollout_that_is_cancelled_leaves_nothing_running():
         assert nothing_is_left()
 
 
+@pytest.mark.slow
 async def test_an_answer_file_that_cannot_be_read_is_an_empty_answer():
     odd = changed(
         harness=CommandHarness(

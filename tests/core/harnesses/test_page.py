@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
 from tests.core.harnesses.agents import playing
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-an-agent.md"
 
 
+@pytest.mark.slow
 async def test_the_environment_of_the_page_gives_a_reward_for_a_mended_program():
     source = re.search(r'title="mend.py"\n(.*?)^```', PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert source is not None

@@ -161,6 +161,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN, st.dictionaries(st.text(), JSON, max_size=4), PLAIN)
 def test_an_object_is_found_wherever_it_stands(before, value, after):
     assert last_json(f"{before}{json.dumps(value)}{after}") == value
@@ -190,6 +191,7 @@ def test_what_does_not_fit_is_said(text, facts):
     assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
+@pytest.mark.slow
 def test_hostile_text_takes_no_time():
     size = 50_000
     texts = [

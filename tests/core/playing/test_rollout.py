@@ -405,6 +405,7 @@ async def warning_of(caplog, environment: Blocks) -> str:
     raise AssertionError("nothing was noticed")
 
 
+@pytest.mark.slow
 async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
     warning = await warning_of(caplog, Blocks())
     assert warning.startswith("hold_up (")
@@ -412,6 +413,7 @@ async def test_a_blocked_loop_is_noticed_and_the_culprit_named(caplog):
     assert "time.sleep(self.blocked_s)" in warning
 
 
+@pytest.mark.slow
 async def test_what_blocks_deep_inside_a_library_is_told_in_a_few_lines(caplog):
     class Waits(Blocks):
         def hold_up(self) -> None:
@@ -423,6 +425,7 @@ async def test_what_blocks_deep_inside_a_library_is_told_in_a_few_lines(caplog):
     assert "subprocess.py" in calls[-1]
 
 
+@pytest.mark.slow
 async def test_a_loop_with_too_much_to_do_accuses_nobody():
     async def short():
         time.sleep(0.001)  # noqa: ASYNC251
@@ -441,6 +444,7 @@ async def test_a_loop_with_too_much_to_do_accuses_nobody():
     assert blocks == []
 
 
+@pytest.mark.slow
 async def test_code_without_line_numbers_is_named_by_its_first_line():
     def spin(blocked_s: float) -> None:
         time.sleep(blocked_s)
@@ -460,6 +464,7 @@ async def test_code_without_line_numbers_is_named_by_its_first_line():
     assert blocks[0].culprit.endswith(f":{spin.__code__.co_firstlineno})")
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
     blocks = []
     watch = LoopWatch(threshold_s=0.05, on_block=blocks.append)

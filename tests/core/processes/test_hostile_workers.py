@@ -375,6 +375,7 @@ async def test_without_a_record_the_names_of_the_first_greeting_are_told_before_
     await pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_set_secrets")
 @pytest.mark.parametrize("recorded", [None, ("AGREED_KEY", "OTHER_KEY")])
 async def test_a_worker_that_takes_the_place_of_another_gets_no_more_than_that_one(recorded):
@@ -406,6 +407,7 @@ async def test_a_description_that_names_more_ends_the_start(wire):
         await pool.describe()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "fact"),
     [({"environment_version": "2\x1b[2J"}, "version 2"), ({"has_group_rewards": False}, "group")],

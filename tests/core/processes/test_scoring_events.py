@@ -62,6 +62,7 @@ async def test_scoring_is_told_when_it_begins(wire):
         await playing
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_is_never_scored_is_not_told_as_scored(wire):
     pool, events = wire("Hangs"), Events()
     with hearing_of_scoring(events.listener("x")):

@@ -189,6 +189,7 @@ def test_work_for_others_is_no_sign():
     loading(main)
 
 
+@pytest.mark.slow
 def test_a_process_that_imports_beats_on_its_socket():
     host, own = socket.socketpair()
     with host, own:

@@ -267,6 +267,7 @@ async def test_64_at_once_are_as_one_by_one(wire):
     assert [without_times(one) for one in together] == [without_times(one) for one in alone]
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_does_not_end_costs_its_worker(wire):
     deadlines = StageDeadlines(grace_s=0.1, cancel_s=0.1, close_s=0.1)
     pool = wire("Stubborn", deadlines=deadlines)

@@ -51,6 +51,7 @@ async def test_events_are_the_same_packed_or_not_and_have_the_time_of_day(tmp_pa
     assert read_events(tmp_path / "events", step=2) == []
 
 
+@pytest.mark.slow
 async def test_events_are_soon_on_the_disk(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events") as log:
         log.add(ALL[0])

@@ -194,6 +194,7 @@ def test_what_cannot_be_written_is_said_once_and_raises_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["driver.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_nothing_and_later_lines_are_whole(tmp_path: Path):
     """A limit on the size of files takes the place of a disk that is full."""
     code = f"""

@@ -78,6 +78,7 @@ print("no end", end="", flush=True)
     assert rows_of(path)[-1]["life"] == 2
 
 
+@pytest.mark.slow
 def test_a_log_is_of_bounded_size_however_much_is_printed(tmp_path: Path):
     path = tmp_path / "inference-0.jsonl"
     log = OutputLog(path, component=INFERENCE, max_bytes=50_000)
@@ -127,6 +128,7 @@ def test_a_disk_that_takes_nothing_holds_up_no_process(tmp_path: Path):
     assert log.tail(1) == "line 4999"
 
 
+@pytest.mark.slow
 def test_what_has_no_end_yet_is_there_while_the_process_lives_on(tmp_path: Path):
     path = tmp_path / "inference-0.jsonl"
     log = OutputLog(path, component=INFERENCE)
@@ -143,6 +145,7 @@ def test_what_has_no_end_yet_is_there_while_the_process_lives_on(tmp_path: Path)
     log.close()
 
 
+@pytest.mark.slow
 def test_closing_waits_for_no_grandchild_that_holds_the_pipe(tmp_path: Path):
     log = OutputLog(tmp_path / "inference-0.jsonl", component=INFERENCE)
     held = os.dup(log.fd)  # as a process that was left behind would have it

@@ -218,6 +218,7 @@ with (run.path / "metrics.jsonl").open("a") as stream:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_opens_and_is_called_interrupted(tmp_path):
     path = tmp_path / "run"
     process = subprocess.run([sys.executable, "-c", VICTIM, str(path)], timeout=600, check=False)

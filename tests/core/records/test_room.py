@@ -48,6 +48,7 @@ folder.log_metrics({"step": 3})
 """
 
 
+@pytest.mark.slow
 def test_a_real_limit_on_the_size_of_files_leaves_nothing_half_written(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", config={})
     run.log_metrics({"step": 1})
@@ -138,6 +139,7 @@ async def test_events_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one.step for one in read_events(tmp_path / "events")] == [1, 1, 2]
 
 
+@pytest.mark.slow
 async def test_a_slow_disk_does_not_hold_up_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

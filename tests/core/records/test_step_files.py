@@ -217,6 +217,7 @@ def test_rollouts_and_attempts_of_old_steps_are_in_few_files(run: RunFolder) -> 
         run.rollouts([11])
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back_forgets_rollouts_of_old_steps(run: RunFolder) -> None:
     write_rollouts(run, range(1, 11))
     go_back(run, 6)

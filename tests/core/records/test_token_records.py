@@ -74,6 +74,7 @@ def sharing(tokens):
     return [(chains.index(c.parent) if c.parent else None, c.num_shared) for c in chains]
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.none() | some_tokens(), max_size=6), st.sampled_from([1, 2000, 1 << 20]))
 def test_tokens_come_back_from_parquet_and_json(tmp_path_factory, every, chunk_bytes):

@@ -224,6 +224,7 @@ def test_evals_of_other_code_are_said_not_to_compare(tmp_path):
     assert "acme/sums 0.2.0 shared" in text
 
 
+@pytest.mark.slow
 def test_evals_in_between_are_drawn_and_those_without_a_result_are_told(tmp_path):
     run = RunFolder.create(tmp_path / "run", config={})
     for step in range(1, 61):

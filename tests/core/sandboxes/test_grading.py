@@ -24,6 +24,7 @@ def add(*a, **k): return Same()
 """
 
 
+@pytest.mark.slow
 async def test_a_right_program_passes_and_a_wrong_one_says_what_it_returned(box):
     grade = await grade_program(box, ADD, CALLS)
     assert (grade.passed, grade.num_passed, grade.fraction) == (True, 3, 1.0)
@@ -81,6 +82,7 @@ ENDLESS = {"floods", "hangs"}
 """What ends at its time limit alone; the others have time to come to their end."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_a_cheat_stays_at_the_floor_and_raises_nothing(box, cheat):
     tests = [CallTest(function="add", arguments=[1, 0], expected=1), *CALLS]
@@ -142,6 +144,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON, JSON)
 def test_values_are_the_same_when_their_json_is_but_for_whole_floats(value, other):
     assert same_json(value, json.loads(json.dumps(value)))

@@ -36,6 +36,7 @@ def kinds(value: object) -> object:
     return type(value), repr(value)
 
 
+@pytest.mark.slow
 @given(VALUES)
 def test_values_keep_their_types(value):
     assert kinds(decoded(encoded(value))) == kinds(value)
@@ -147,6 +148,7 @@ def test_values_are_no_deeper_than_graders_can_copy():
         decoded(encoded(nested(MAX_DEPTH + 1)))
 
 
+@pytest.mark.slow
 async def test_a_program_is_told_that_its_values_are_too_many(box):
     program = "def f(): return {n * (2**61 - 1) for n in range(1, 16_000)}"
     assert "same hash" in (await call_function(box, program, "f", [()])).reason

@@ -172,6 +172,7 @@ async def test_what_a_program_leaves_in_memory_of_python_is_gone_for_the_next(bo
     assert (await box.run(["python3", "-c", code])).text == "{} False\n"
 
 
+@pytest.mark.slow
 async def test_a_python_program_ends_as_it_would_by_itself(box):
     cases = {
         "exit(4)": (4, b""),
@@ -233,6 +234,7 @@ async def test_a_file_beyond_the_disk_is_refused(shared):
     await box.close()
 
 
+@pytest.mark.slow
 async def test_at_the_end_of_its_time_to_live_a_sandbox_ends_with_its_command(shared):
     box = await shared.create(SandboxSpec(time_to_live_s=0.3))
     done = await box.run(["sleep", "60"])
@@ -295,6 +297,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_when_this_process_is_killed_its_sandboxes_end():
     length = f"77.{os.getpid()}"
     code = KILLED.replace("LENGTH", length)

@@ -94,6 +94,7 @@ async def test_warm_ones_are_there_and_are_made_again(provider):
     assert provider._open == set()
 
 
+@pytest.mark.slow
 async def test_one_whose_time_is_half_over_is_not_given_out(provider):
     spec = SandboxSpec(time_to_live_s=0.2)
     async with SandboxPool(provider, spec, max_open=1, num_warm=1) as pool:

@@ -87,6 +87,7 @@ async def test_a_rollout_works_in_one_sandbox_that_its_reward_reads():
     assert (usage.num_created, usage.num_open) == (1, 0)
 
 
+@pytest.mark.slow
 async def test_a_program_without_an_end_is_stopped_and_the_model_is_told():
     class Hurried(Coder):
         limit_s = 0.2
@@ -159,6 +160,7 @@ class Slow(LocalProvider):
         return made
 
 
+@pytest.mark.slow
 async def test_a_provider_that_never_answers_costs_no_more_than_the_deadline():
     slow = Slow()
 

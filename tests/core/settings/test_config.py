@@ -352,6 +352,7 @@ toys = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(toys)
 @settings(max_examples=60)
 def test_any_settings_survive_yaml_and_flags(tmp_path_factory, toy):

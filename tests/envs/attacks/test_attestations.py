@@ -93,6 +93,7 @@ def refused(message, release, bundle, policy, wheel=TOY.wheel):
         check_attestation(release, wheel, bundle, policy)
 
 
+@pytest.mark.slow
 def test_what_the_publishers_workflow_signed_holds(sign, policy, sigstore):
     before = sigstore.entries
     release, bundle = sign()

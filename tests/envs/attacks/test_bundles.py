@@ -154,6 +154,7 @@ def test_files_that_claim_more_than_the_limit_are_not_unpacked(tmp_path: Path, r
     assert "size" in refused(path)
 
 
+@pytest.mark.slow
 def test_packed_files_are_refused_because_they_may_be_any_size(tmp_path: Path, refused) -> None:
     plain = write_bundle(tmp_path / "plain.zip", TOY, {DEP: DEP_WHEEL})
     path = tmp_path / "b.zip"
@@ -177,6 +178,7 @@ def test_too_many_files_are_refused(tmp_path: Path, refused) -> None:
     assert "files" in refused(write_bundle(tmp_path / "b.zip", TOY, many))
 
 
+@pytest.mark.slow
 def test_any_changed_byte_is_refused_or_changes_nothing(home: Path, tmp_path: Path) -> None:
     good = write_bundle(tmp_path / "good.zip", TOY, {DEP: DEP_WHEEL}).read_bytes()
     path = tmp_path / "b.zip"

@@ -58,6 +58,7 @@ def test_files_that_only_sound_like_it_are_not(rewrite) -> None:
     read_wheel(wheel, TOY.release.wheel.filename)
 
 
+@pytest.mark.slow
 def test_a_build_leaves_out_byte_code(make_project, tmp_path) -> None:
     project = make_project()
     cache = project / "telescope_env_acme_toy" / "__pycache__"

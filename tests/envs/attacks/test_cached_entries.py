@@ -90,6 +90,7 @@ for number in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_whole_entry(tmp_path):
     for num_written in (1, 3, 4):
         with subprocess.Popen(

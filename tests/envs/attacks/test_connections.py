@@ -45,6 +45,7 @@ def rest_of(client: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET / HT", b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\nX: ", b"\r\n"],
@@ -56,6 +57,7 @@ def test_a_connection_without_a_request_is_closed(tmp_path, sent):
         assert rest_of(client) == b""
 
 
+@pytest.mark.slow
 def test_a_second_head_that_never_ends_is_closed_too(tmp_path):
     whole, answer = b"GET /config.json HTTP/1.1\r\nHost: [::1]\r\n\r\n", b""
     for head_s in HEAD_S:
@@ -69,6 +71,7 @@ def test_a_second_head_that_never_ends_is_closed_too(tmp_path):
     assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200") == 1
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_longer_is_not_cut_off(tmp_path):
     """A head that came in time may be followed by a body that takes much longer."""
     for head_s in HEAD_S:
@@ -103,6 +106,7 @@ def publish_slowly(hub: ServedHub) -> httpx.Response:
     return httpx.post(request.url, content=in_two_parts(), headers=headers, timeout=BOUND_S)
 
 
+@pytest.mark.slow
 def test_one_address_cannot_hold_all_connections(tmp_path):
     limits = ConnectionLimits(per_address=3, **PATIENT)
     with limited(tmp_path / "hub", ServerOptions(connections=limits)) as hub, ExitStack() as held:
@@ -120,6 +124,7 @@ def test_one_address_cannot_hold_all_connections(tmp_path):
             assert rest_of(after).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_full_server_closes_the_longest_waiting_connection(tmp_path):
     limits = ConnectionLimits(at_once=4, per_address=100, **PATIENT)
     with limited(tmp_path / "hub", ServerOptions(connections=limits)) as hub, ExitStack() as held:
@@ -130,6 +135,7 @@ def test_a_full_server_closes_the_longest_waiting_connection(tmp_path):
         assert rest_of(others[0]).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_proxy_has_no_limit_of_its_own(tmp_path):
     limits = ConnectionLimits(per_address=1, **PATIENT)
     options = ServerOptions(connections=limits, proxies=LOCAL)
@@ -139,6 +145,7 @@ def test_a_proxy_has_no_limit_of_its_own(tmp_path):
         assert httpx.get(f"{hub.address}/config.json").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_dropped(tmp_path):
     limits = ConnectionLimits(request_head_s=3600.0, stalled_s=0.2)
     options = ServerOptions(connections=limits, max_wheel_bytes=2**26)
@@ -158,6 +165,7 @@ def test_a_client_that_reads_nothing_is_dropped(tmp_path):
             assert waiting.poll(BOUND_S * 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "x-forwarded-for"])
 def test_a_claimed_address_does_not_evade_limits(tmp_path, header):
     options = ServerOptions(reads_per_minute=5)
@@ -169,12 +177,14 @@ def test_a_claimed_address_does_not_evade_limits(tmp_path, header):
     assert answers.count(429) >= 10
 
 
+@pytest.mark.slow
 def test_a_claimed_scheme_is_not_shown(tmp_path):
     with limited(tmp_path / "hub", ServerOptions()) as hub:
         page = httpx.get(hub.address, headers={"X-Forwarded-Proto": "https", "accept": "text/html"})
     assert "https://127.0.0.1" not in page.text
 
 
+@pytest.mark.slow
 def test_a_trusted_proxy_says_who_asks_and_how(tmp_path):
     options = ServerOptions(reads_per_minute=5, proxies=LOCAL)
     with limited(tmp_path / "hub", options) as hub, httpx.Client(base_url=hub.address) as client:

@@ -149,6 +149,7 @@ def evil_project(tmp_path: Path, trap: str, started: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 def test_checking_a_registry_starts_nothing_of_its_repository(evil_registry, started, monkeypatch):
     report = check_history(evil_registry, against="HEAD~1")
     assert report.num_commits == 2
@@ -184,6 +185,7 @@ def test_reading_a_project_starts_nothing_of_its_repository(read, evil_project, 
     assert {path: path.stat().st_mtime_ns for path in (evil_project / ".git").rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_what_git_says_of_an_ordinary_project_is_the_same(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     git(project, "init", "-qb", "main")
@@ -268,6 +270,7 @@ def test_git_sees_no_token(read, own_git, tmp_path: Path, monkeypatch) -> None:
     assert "seen-" not in seen.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_for", ["rev-parse", "ls-files", "status", "log"])
 def test_a_git_that_does_not_end_is_one_message_and_nothing_of_it_is_left(
     waits_for, own_git, registry, tmp_path: Path, monkeypatch

@@ -270,6 +270,7 @@ def test_a_record_unlike_its_wheel(hub):
         refused(sender.publish(publication_now(wheel=far)), 422, "wheel.urls must be")
 
 
+@pytest.mark.slow
 def test_two_publishers_racing_for_one_version(hub):
     secret = hub.token()
     rivals = [publication_now(code=f"{TOY}# {number}\n") for number in range(6)]

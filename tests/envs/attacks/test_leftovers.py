@@ -64,6 +64,7 @@ def anybodys() -> Generator[Path]:
         assert remove_tree(folder)
 
 
+@pytest.mark.slow
 def test_a_path_fifteen_hundred_folders_deep_is_removed(home: Path) -> None:
     for prefix in (BUILDING, ".removing-"):
         make_deep(venvs_folder() / f"{prefix}acme--toy")
@@ -134,6 +135,7 @@ def test_what_cannot_be_removed_stays_and_stops_nothing_else(
     assert (venvs_folder() / "acme--used--1" / "inner").is_dir(), "nothing of it was removed"
 
 
+@pytest.mark.slow
 def test_files_below_are_found_at_any_depth(place: Path) -> None:
     make_deep(place, name="a", depth=1200)
     assert sum(1 for _ in files_below(place)) == 1200

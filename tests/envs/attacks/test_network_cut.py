@@ -111,6 +111,7 @@ def test_packed_bytes_are_refused(host, tmp_path):
     assert kept_in(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\nX-", HEAD + b"\r\n"], ids=["head", "body"])
 def test_a_trickle_ends_with_the_time_for_all(host, tmp_path, sent):
     def trickle(handler) -> None:
@@ -125,6 +126,7 @@ def test_a_trickle_ends_with_the_time_for_all(host, tmp_path, sent):
     assert kept_in(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_silence_ends(host, tmp_path):
     host.faults["/config.json"] = lambda handler: time.sleep(1.0)
     with pytest.raises(RegistryError, match=r"0\.1 s"):

@@ -82,6 +82,7 @@ def test_or_when_the_program_dies(tmp_path: Path, end: str) -> None:
     assert not is_running(int(note.read_text()))
 
 
+@pytest.mark.slow
 def test_a_program_that_stops_its_supervisor_is_killed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_programs_at_the_same_time_may_write_more_than_a_pipe_holds(tmp_path: Pa
         assert [(one.out[-3:], one.is_late) for one in programs] == [("end", False)] * 3
 
 
+@pytest.mark.slow
 def test_what_it_started_ends_when_its_time_is_over(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = (
@@ -229,6 +231,7 @@ def test_uv_sees_no_token_of_another_program() -> None:
     assert index_settings(given, has_index=False) == {"https_proxy": "x", "HOME": "/nowhere"}
 
 
+@pytest.mark.slow
 def test_a_shared_install_builds_nothing_from_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_shared_install_builds_nothing_from_source(
     assert not started.exists()
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_its_outputs_is_waited_for(tmp_path: Path) -> None:
     note = tmp_path / "done"
     run(
@@ -275,6 +279,7 @@ with ThreadPoolExecutor(16) as pool:
 """
 
 
+@pytest.mark.slow
 def test_uv_is_found_by_threads_that_are_the_first_to_look_for_it() -> None:
     for _ in range(3):
         assert run(FINDING) == "1\n"

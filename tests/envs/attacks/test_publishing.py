@@ -80,6 +80,7 @@ def test_two_publishers_of_two_versions_both_succeed(place):
     assert leftovers(place) == [".gitignore", "lock"]
 
 
+@pytest.mark.slow
 def test_of_two_publishers_of_one_version_exactly_one_wins(place):
     publications = [toy_publication("1.0.0", code=f"Toy = {number}\n") for number in range(3)]
     outcomes = outcomes_of([lambda p=p: LocalStore(place).publish(p) for p in publications])

@@ -132,6 +132,7 @@ def test_a_distribution_that_is_not_the_owners(place):
     refused(place, place / "sorted", RegistryError, "must be named telescope-env-<owner>-other")
 
 
+@pytest.mark.slow
 def test_other_bytes_under_a_published_version(place):
     Registry.at(place / "registry").store.publish(toy_publication(name="sorted"))
     refused(
@@ -152,6 +153,7 @@ def test_a_version_that_is_not_above_the_newest(place, options, message):
     refused(place, place / "sorted", (ConfigError, RegistryError), message, **options)
 
 
+@pytest.mark.slow
 def test_a_version_below_the_newest_published(place):
     Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
     refused(place, place / "sorted", RegistryError, r"0\.1\.0 is not above 0\.5\.0, the newest")

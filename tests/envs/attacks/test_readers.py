@@ -249,6 +249,7 @@ def accepted_and_unpacked_alike(
     return accepted
 
 
+@pytest.mark.slow
 def test_what_a_wheel_says_of_itself_is_taken_by_other_installers_too(tmp_path: Path) -> None:
     assert accepted_and_unpacked_alike(texts_about_itself(), tmp_path) == HARMLESS_TEXTS
 
@@ -300,6 +301,7 @@ def is_accepted(data: bytes) -> bool:
     return platform.python_version() in SpecifierSet(wheel.requires_python)
 
 
+@pytest.mark.slow
 def test_what_inspection_accepts_is_unpacked_to_the_same_files(tmp_path: Path) -> None:
     assert accepted_and_unpacked_alike(changed_on_purpose(), tmp_path) == HARMLESS_CHANGES
 
@@ -318,6 +320,7 @@ PATHS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(PATHS, max_size=4, unique=True))
 @example([f"{MODULE}/a", f"{MODULE}/a/b.py"])
 @example([f"{MODULE}/\u00e9", f"{MODULE}/e\u0301/b.py"])

@@ -93,6 +93,7 @@ DECLARED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "declared",
     [
@@ -120,6 +121,7 @@ def line_of(version: str, number: int) -> bytes:
     return index_line(toy_publication(version, code=f"Toy = {number}\n").release)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(SPELLINGS), max_size=5))
 def test_only_a_version_with_one_line_is_read_and_the_check_agrees(tmp_path_factory, versions):
     place = tmp_path_factory.mktemp("registry") / "registry"
@@ -290,6 +292,7 @@ def mutants(record: bytes) -> Iterator[bytes]:
         yield record[:start] + piece + record[end:]
 
 
+@pytest.mark.slow
 def test_lists_and_installs_read_the_same_records():
     """Rows count exactly the releases that can be installed, whatever is in the other lines."""
     record = line(tags=("a", "b"), requires_dist=('x; extra == "y"',), secrets=("KEY",))

@@ -218,6 +218,7 @@ READS_REGISTRY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at_most"),
     [
@@ -324,6 +325,7 @@ READS_RECORDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -24,6 +24,7 @@ from telescope_train.rollouts.sampled import SamplerState
 __all__ = ["home", "install", "telescope"]
 
 
+@pytest.mark.slow
 def test_a_link_to_a_folder_that_has_vanished(telescope, make_project):
     project = make_project()
     telescope("env", "link", str(project))
@@ -38,6 +39,7 @@ def test_a_link_to_a_folder_that_has_vanished(telescope, make_project):
     assert links() == []
 
 
+@pytest.mark.slow
 def test_a_link_whose_folder_holds_another_environment_now(telescope, make_project):
     project = make_project()
     telescope("env", "link", str(project))

@@ -49,6 +49,7 @@ def shown(project: Path, monkeypatch, outcome: Outcome, verdict: Verdict, **foun
     monkeypatch.setattr(validate_module, "validate_subject", lambda *given: changed)
 
 
+@pytest.mark.slow
 def test_a_readable_report_in_80_columns_and_exit_0(project):
     done = validate(str(project), "--level", "static")
     assert done.exit_code == 0
@@ -57,6 +58,7 @@ def test_a_readable_report_in_80_columns_and_exit_0(project):
     assert "static checks" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_warning_is_shown_and_strict_makes_it_fail(project, monkeypatch):
     evidence = (Evidence(text="gold_answer returns None for every example tried"),)
     shown(project, monkeypatch, Outcome.WARN, Verdict.WARN, evidence=evidence, fix="Define it.")
@@ -70,6 +72,7 @@ def test_a_warning_is_shown_and_strict_makes_it_fail(project, monkeypatch):
     assert done.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_failure_is_exit_code_1_and_stands_in_the_report_file(project, tmp_path):
     about = project / "pyproject.toml"
     about.write_text(about.read_text().replace('license = "MIT"\n', ""))

@@ -288,6 +288,7 @@ def test_a_line_put_back_later_is_still_found(committed):
     assert (finding.check, finding.where[: len(INDEX)]) == ("history", INDEX)
 
 
+@pytest.mark.slow
 def test_what_was_removed_and_listed_is_accepted(committed):
     lines = (committed / INDEX).read_text().splitlines(keepends=True)
     wheel = next((committed / "artifacts").glob("*toy-0.1*"))
@@ -363,6 +364,7 @@ def test_merges_are_compared_with_their_first_parent(committed):
     assert {finding.check for finding in findings(committed)} == {"history"}
 
 
+@pytest.mark.slow
 def test_a_branch_is_compared_with_where_it_left_the_other(committed):
     git(committed, "checkout", "--quiet", "-b", "branch")
     Registry.at(committed).store.publish(toy_publication("0.3.0"))

@@ -41,6 +41,7 @@ def telescope(*words: str) -> None:
     assert ended.value.code in (0, None)
 
 
+@pytest.mark.slow
 def test_a_folder_is_checked_rendered_and_served(folder, capsys):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):

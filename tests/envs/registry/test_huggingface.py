@@ -102,6 +102,7 @@ def test_a_yank_is_one_commit_that_pip_sees_too(hub, open_store):
     assert row["deprecated"].endswith("yanked: bad")
 
 
+@pytest.mark.slow
 def test_a_stale_parent_is_refused_and_the_checks_are_made_again(hub, open_store):
     raced = toy_publication("0.2.0", code="Toy = 'other'\n")
     store, other = open_store(token=hub.token), open_store(token=hub.token)
@@ -123,6 +124,7 @@ def test_a_stale_parent_is_refused_and_the_checks_are_made_again(hub, open_store
     assert versions == ["0.1.0", "0.2.0", "0.3.0", "0.4.0"]
 
 
+@pytest.mark.slow
 def test_a_branch_that_never_rests_is_given_up(hub, open_store):
     repository = hub.repositories[NAME]
     hub.before_commit = lambda: repository.add({"other": b""}, f"other {len(repository.commits)}")

@@ -88,6 +88,7 @@ def test_the_page_of_an_environment_says_how_to_install_it_and_what_it_was(open_
     } <= set(open_page("environments/acme/nasty").texts)
 
 
+@pytest.mark.slow
 def test_every_text_is_only_a_text_and_every_link_leads_somewhere(open_page, hub):
     for path in ("", "environments/acme/nasty", "environments/acme/plain"):
         page = open_page(path)

@@ -83,6 +83,7 @@ def test_the_folder_of_a_project_is_used_without_a_link(telescope, make_project)
     )
 
 
+@pytest.mark.slow
 def test_a_file_shows_its_settings_and_is_no_project(telescope, make_project):
     file = make_project() / "telescope_env_acme_toy" / "__init__.py"
     code, out, err = telescope("env", "info", f"{file}:Toy")
@@ -93,6 +94,7 @@ def test_a_file_shows_its_settings_and_is_no_project(telescope, make_project):
     assert "telescope env init" in err
 
 
+@pytest.mark.slow
 def test_a_link_shows_its_settings_and_needs(telescope, make_project):
     project = make_project()
     assert telescope("env", "link", str(project), "--json")[0] == 0
@@ -168,6 +170,7 @@ def test_what_cannot_be_linked_is_refused_with_what_is_wrong_with_it(telescope, 
         assert said in err
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_linked_and_told(telescope):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -180,6 +183,7 @@ def test_a_server_that_does_not_answer_is_linked_and_told(telescope):
     assert "linked to this Python;" in telescope("env", "info", name)[1]
 
 
+@pytest.mark.slow
 def test_what_is_not_linked_is_not_unlinked_and_the_nearest_is_named(telescope):
     assert telescope("env", "link", "openenv:http://127.0.0.1:9")[0] == 0
     code, _, err = telescope("env", "uninstall", "openenv:http://127.0.0.1:8")

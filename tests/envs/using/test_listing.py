@@ -79,6 +79,7 @@ def test_filters_and_json_say_what_is_here(published, installed, telescope):
     assert "did you mean 'acme'?" in err
 
 
+@pytest.mark.slow
 def test_info_tells_settings_standing_and_use(published, installed, telescope):
     said = Status(
         yanked={"0.1.0": "wrong gold"},

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import endpoint, serve_app
 from tests.envs.projects import TOY
 
@@ -12,6 +13,7 @@ __all__ = ["endpoint", "serve_app"]
 NUMBERS = TOY.replace('id=f"{split}-0", prompt="yes?"', 'id=f"{split}-0", prompt="2"')
 
 
+@pytest.mark.slow
 def test_an_eval_says_which_code_it_measured(telescope, make_project, endpoint):
     address, _ = endpoint
     project = make_project(code=NUMBERS)

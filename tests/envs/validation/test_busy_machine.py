@@ -76,6 +76,7 @@ class IsSlowAlways(Costs):
     each_s = huge_s = 6.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment_class", [Costs, IsSlowWhenHuge, IsSlowAlways])
 def test_the_same_environment_gets_the_same_outcomes_under_load(tmp_path, environment_class):
     idle, busy = (results(tmp_path, environment_class, Time(load)) for load in (1.0, 3.0))
@@ -93,6 +94,7 @@ def test_a_rollout_that_computes_too_long_fails_with_what_it_spent(tmp_path):
     assert "the environment computed for 25.0 s" in found.evidence[0].text
 
 
+@pytest.mark.slow
 def test_too_few_rollouts_are_not_a_pass(tmp_path):
     found = results(tmp_path, IsSlowAlways, Time(1.0))
     assert found["reward.echo"].outcome is Outcome.INCONCLUSIVE

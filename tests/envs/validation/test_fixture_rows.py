@@ -109,6 +109,7 @@ def test_wrong_rows_are_found(project):
     assert "has an empty answer field" in found.evidence[0].text
 
 
+@pytest.mark.slow
 def test_without_rows_the_flag_is_one_message(project, tmp_path):
     for path in sorted((project / "fixture-rows").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()

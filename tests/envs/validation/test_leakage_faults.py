@@ -197,6 +197,7 @@ def test_a_clean_environment_has_no_findings(try_out, clean):
     assert [n for n, c in tried.results.items() if "leakage." in n and c.outcome in not_run] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_planted_fault_is_found_by_its_check(try_out, fault):
     tried = try_out("leakage", fault)

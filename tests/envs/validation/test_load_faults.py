@@ -127,6 +127,7 @@ def test_each_planted_fault_is_found_by_its_check(try_out, fault):
     assert try_out("load", fault).found == [FAULTS[fault]]
 
 
+@pytest.mark.slow
 def test_an_endless_source_may_begin_again(try_out):
     class Few(Words):
         def examples(self, split):

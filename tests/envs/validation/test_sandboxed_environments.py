@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import asyncio
 from telescope_core.probes.guards import cut_off_network
@@ -23,6 +25,7 @@ asyncio.run(ask())
 """
 
 
+@pytest.mark.slow
 def test_a_sandbox_starts_where_the_network_is_cut_off():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False

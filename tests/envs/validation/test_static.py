@@ -100,6 +100,7 @@ def test_secrets_are_found_and_not_repeated():
     assert list(secrets_in("sk-learn, hf_hub, AKIA, eyJ and ghp_short are no secrets")) == []
 
 
+@pytest.mark.slow
 def test_a_project_with_a_secret_and_a_moving_dataset(make_project):
     project = make_project(needs=("telescope-core>=0.1,<0.2",))
     token = "hf" + "_" + "abcdEFGH" * 5

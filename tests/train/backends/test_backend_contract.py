@@ -70,6 +70,7 @@ def test_packed_forward_equals_one_by_one_forwards(settings, tiny, start):
     assert (packed_T[~batch.mask_T] == 0).all()
 
 
+@pytest.mark.slow
 def test_gradient_does_not_depend_on_packing(settings, expected, start):
     worker = start(settings(dtype="float64"))
     for seq_len, order, numbers in ((4096, None, {1}), (128, 1, {2}), (40, 2, {5, 6, 7, 8})):
@@ -129,6 +130,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step(settings, tiny, start):
         worker.train_step(broken, version=0)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_step(settings, tiny, start):
     worker = start(settings(lr_scheduler="linear", warmup_steps=2))
     row = worker.train_step(grpo_batches(seq_len=128)[0], version=0)
@@ -168,6 +170,7 @@ def test_export_loads_in_transformers_with_identical_logits(settings, tiny, star
         assert (tmp_path / "exported" / name).read_text() == (tiny / name).read_text()
 
 
+@pytest.mark.slow
 def test_checkpoint_continues_bit_for_bit(settings, tiny, start, tmp_path):
     batches = grpo_batches(seq_len=128)[0]
     settings = settings(lr_scheduler="cosine", weight_decay=0.1)
@@ -211,6 +214,7 @@ def test_a_changed_optimizer_setting_holds_after_a_checkpoint(settings, start, t
         assert not all(same), changes
 
 
+@pytest.mark.slow
 def test_every_file_of_a_checkpoint_is_proved_before_it_is_loaded(settings, start, tmp_path):
     worker = start(settings())
     worker.train_step(grpo_batches(seq_len=128)[0], version=0)
@@ -234,6 +238,7 @@ def test_every_file_of_a_checkpoint_is_proved_before_it_is_loaded(settings, star
         worker.load_checkpoint(folder)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_model_is_never_replaced(settings, start, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")

@@ -37,6 +37,7 @@ def test_weighting_each_batch_by_itself_is_caught(tiny, start):
     assert relative_difference(gradient_of(worker, broken), slow_gradient(tiny)) > 1e-2
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_norm_and_zero_turns_it_off(tiny, start):
     batches = grpo_batches(seq_len=4096)[0]
     worker = start(backend_settings(tiny, grad_clip=1e-3))
@@ -105,6 +106,7 @@ def _leaky_attention(module, query, key, value, attention_mask, *, scaling, **_)
     return output.transpose(1, 2), None
 
 
+@pytest.mark.slow
 def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
     worker = start(backend_settings(tiny))
     assert max(test.value for test in worker.self_tests) < 1e-4
@@ -114,6 +116,7 @@ def test_self_check_refuses_attention_that_ignores_boundaries(tiny, start):
         check_packing(worker.backend, vocab_size=VOCAB, tolerance=Tolerance.from_dtype("float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_self_check_refuses_a_head_that_scales_its_logits(tiny, start, dtype):
     """As a model does whose config does not say so; a hundredth is seen in 16 bits as well."""
@@ -139,6 +142,7 @@ def test_each_tensor_that_is_loaded_and_each_self_test_is_progress(tiny, start):
     assert worker._progress.count == before + 1
 
 
+@pytest.mark.slow
 def test_a_second_rank_in_one_process_is_refused(tiny, start):
     from telescope_train.trainer.worker import TrainerWorker
 

@@ -55,6 +55,7 @@ def test_one_rank_has_the_gradient_of_fsdp_bit_for_bit(tiny, start, dtype):
     assert all(map(np.array_equal, our_logprobs, their_logprobs))
 
 
+@pytest.mark.slow
 def test_weights_are_rounded_once_for_all_rows_of_a_call(tiny, start, monkeypatch):
     worker = start(with_dtype(tiny, "bfloat16"))
     (batches,) = grpo_batches(seq_len=64)
@@ -76,6 +77,7 @@ def test_weights_are_rounded_once_for_all_rows_of_a_call(tiny, start, monkeypatc
     assert all(torch.equal(copies[name], value.bfloat16()) for name, value in weights.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wide", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_float32_head_computes_the_log_probs_of_the_weights_it_has(
     tiny, start, monkeypatch, is_wide
@@ -144,6 +146,7 @@ def when_numbers_are_read(monkeypatch, call):
     monkeypatch.setattr(StepLoss, "after_backward", after_backward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS)]
 )

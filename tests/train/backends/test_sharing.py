@@ -85,6 +85,7 @@ def test_every_algorithm_has_the_same_gradient_and_metrics(tiny, start, both):
             assert together.metrics[metric].total == pytest.approx(value.total, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [

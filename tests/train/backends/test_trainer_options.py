@@ -144,6 +144,7 @@ def test_auto_recomputes_as_few_layers_as_memory_needs_and_never_another_gradien
         assert chosen() == expected_layers
 
 
+@pytest.mark.slow
 def test_what_is_left_for_activations_is_that_of_the_fullest_rank(tiny, start, monkeypatch):
     worker = start(backend_settings(tiny, gradient_checkpointing="auto"))
     assert "half of" in worker.activations
@@ -166,6 +167,7 @@ def test_padding_at_the_end_of_a_row_changes_nothing(tiny, start):
     assert difference.norm() < 1e-12 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_master_weight_moves_where_a_bfloat16_one_would_not(tiny, start):
     """An update of 1e-6 is far below one unit of bfloat16 near 1, where the norms' weights are."""
     settings = backend_settings(tiny, learning_rate=1e-6)
@@ -210,6 +212,7 @@ def test_a_base_model_trains_with_the_template_of_the_settings(tiny, start, tmp_
     assert list(template_problems(model)) == []
 
 
+@pytest.mark.slow
 def test_temperatures_are_not_rounded_with_the_activations(tiny, start, monkeypatch):
     seen = []
 
@@ -302,6 +305,7 @@ def test_rounding_at_random_is_right_on_average_and_exact_where_it_can_be():
     assert round_at_random(exact)[4].isnan()
 
 
+@pytest.mark.slow
 def test_rounding_to_nearest_would_stand_still():
     """Why it is at random: the second moment of a constant gradient must reach its square."""
     parameter = torch.nn.Parameter(torch.zeros(256))
@@ -317,6 +321,7 @@ def test_rounding_to_nearest_would_stand_still():
     assert nearest.item() < 0.8 * expected
 
 
+@pytest.mark.slow
 def test_decay_leaves_norms_alone(tiny, start):
     worker = start(backend_settings(tiny, weight_decay=0.5))
     decays = {

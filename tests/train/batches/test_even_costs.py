@@ -123,6 +123,7 @@ def test_no_plan_at_all_is_below_the_least_time(seed: int) -> None:
     assert least <= waiting_time(found, costs) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_ranks_wait_hardly_more_than_they_must_where_samples_are_few_and_long() -> None:
     for seed in range(4):
         rng = np.random.default_rng(seed)

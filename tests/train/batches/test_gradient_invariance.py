@@ -125,6 +125,7 @@ def test_micro_batches_ranks_and_order_do_not_change_the_gradient(step, form, we
     assert_same(expected, step_gradient(step[::-1], seq_len=30, **arguments))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), seq_len=st.integers(20, 90), num_ranks=st.integers(1, 4))
 def test_any_repacking_gives_the_same_gradient(step, seed, seq_len, num_ranks):

@@ -40,6 +40,7 @@ def step() -> list[TrainingSample]:
     ]
 
 
+@pytest.mark.slow
 def test_every_token_of_it_weighs_the_same(step: list[TrainingSample]):
     num_trained = NUM_SAMPLES * (SEQ_LEN - PROMPT)
     weights_N = token_weights(step, "token", max_tokens=SEQ_LEN)
@@ -47,6 +48,7 @@ def test_every_token_of_it_weighs_the_same(step: list[TrainingSample]):
     assert weights_N.tolist() == [1 / num_trained] * NUM_SAMPLES
 
 
+@pytest.mark.slow
 def test_it_is_dealt_whole(step: list[TrainingSample]):
     lengths_N = np.array([len(sample) for sample in step])
     assert int(lengths_N.sum()) > 2**31

@@ -40,6 +40,7 @@ def test_the_first_plan_is_first_fit_decreasing(lengths, capacity):
     assert num_bins == first_fit_decreasing(lengths, capacity)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(LENGTHS, st.integers(40, 90))
 def test_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, capacity):
@@ -132,6 +133,7 @@ def test_a_large_step_is_full_and_even_over_ranks(mix, hidden_size):
     assert costs.max(axis=0).sum() * 16 <= 1.01 * costs.sum()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=20),

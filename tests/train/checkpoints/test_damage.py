@@ -84,6 +84,7 @@ def cut(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
+@pytest.mark.slow
 def test_the_manifest_proves_every_file(written):
     for checkpoint in complete_checkpoints(written / "run" / "checkpoints"):
         path = checkpoint.path
@@ -93,6 +94,7 @@ def test_the_manifest_proves_every_file(written):
     assert "hf/model.safetensors" in checkpoint.manifest.files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SHARD, METADATA, SAMPLER, "model/config.json"])
 @pytest.mark.parametrize("harm", [cut, Path.unlink], ids=["cut", "missing"])
 def test_one_that_lacks_a_part_is_passed_over_with_a_line(saved, newest, name, harm):
@@ -105,6 +107,7 @@ def test_one_that_lacks_a_part_is_passed_over_with_a_line(saved, newest, name, h
     assert all(part in note for part in (str(newest), name, "step-000002"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["__1_0.distcp", "random-1.pkl"])
 def test_a_part_of_another_checkpoint_is_not_taken_up(saved, newest, name):
     shutil.copy(newest / SHARD, newest / "state" / name)
@@ -144,6 +147,7 @@ def test_when_none_is_whole_the_error_says_what_each_lacks(saved, newest):
         assert all(part in str(refused.value) for part in (str(newest), SHARD, METADATA))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [METADATA, SAMPLER, "model/config.json"])
 def test_small_files_with_another_bit_are_refused_before_the_start(saved, newest, name):
     flip(newest / name)
@@ -208,6 +212,7 @@ async def test_ranks_prove_their_files_before_they_load_them(tiny, tmp_path, sav
         await ranks.close()
 
 
+@pytest.mark.slow
 def test_one_of_an_earlier_version_goes_on_and_is_told_as_unproved(saved, newest):
     path = newest / "checkpoint.json"
     manifest = json.loads(path.read_text())
@@ -226,6 +231,7 @@ def test_one_of_an_earlier_version_goes_on_and_is_told_as_unproved(saved, newest
         export_checkpoint(read_checkpoint(newest), newest / "hf", dtype=None, max_shard_size="1GB")
 
 
+@pytest.mark.slow
 def test_only_a_run_that_has_evals_left_needs_what_it_sampled(written, tiny, tmp_path):
     """One that has nothing left but its summary reads no checkpoint."""
     shutil.copytree(written / "run", tmp_path / "run")

@@ -209,6 +209,7 @@ def forked(tiny, tmp_path):
 OTHER_WEIGHTS = '[{"name": "digit", "weight": 3.0}, {"name": "endless", "weight": 1.0}]'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "changed"),
     [
@@ -228,6 +229,7 @@ def test_what_weights_and_place_in_the_data_depend_on_stays_the_same(forked, fla
     assert "learning_rate" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_at_a_checkpoint_has_a_step_to_take(forked):
     point = forked("--number_of_steps", "6")
     assert (point.checkpoint.step, point.is_at_last_step) == (5, False)
@@ -290,6 +292,7 @@ def ended_with(folder: Path, config: TrainConfig, *, has_training_state: bool = 
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_training_state", [True, False])
 def test_a_run_without_its_summary_has_only_that_left(tiny, tmp_path, has_training_state):
     config = config_of(tmp_path, tiny, "--resume_from_checkpoint", "latest")
@@ -493,6 +496,7 @@ def write(worker: TrainerWorker, folder: Path, *, with_training_state: bool) -> 
     worker.finish_checkpoint()
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_copy_is_written(tiny, tmp_path):
     config = config_of(tmp_path, tiny)
     worker = TrainerWorker(settings_of(config))

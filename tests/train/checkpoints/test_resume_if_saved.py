@@ -49,6 +49,7 @@ def test_the_first_try_begins(config):
     assert (folder.info().resumes, point) == ((), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [None, "a node that is lost"])
 def test_a_try_that_saved_nothing_is_repeated_in_its_folder(config, host):
     a_try(config, num_steps=7, host=host)
@@ -59,6 +60,7 @@ def test_a_try_that_saved_nothing_is_repeated_in_its_folder(config, host):
     assert (resume.step, resume.checkpoint) == (0, NOTHING_SAVED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [None, "a node that is lost"])
 def test_a_try_that_saved_something_goes_on(config, host):
     folder = a_try(config, num_steps=7, host=host)
@@ -71,6 +73,7 @@ def test_a_try_that_saved_something_goes_on(config, host):
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_try_that_was_killed_while_it_replaced_its_checkpoint_goes_on(config):
     """Between two renames, none of the two folders has the name of a checkpoint."""
     folder = a_try(config, num_steps=7)
@@ -83,6 +86,7 @@ def test_a_try_that_was_killed_while_it_replaced_its_checkpoint_goes_on(config):
     assert (point.checkpoint.path.name, point.checkpoint.step) == ("final", 5)
 
 
+@pytest.mark.slow
 def test_a_run_that_began_at_a_checkpoint_begins_there_again(tiny, config, tmp_path):
     checkpoint_at(tmp_path / "other", 3)
     saved = tmp_path / "other" / "step-000003"

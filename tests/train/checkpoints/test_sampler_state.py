@@ -109,6 +109,7 @@ def test_numbers_of_numpy_and_numbers_that_are_not_finite_come_back(tmp_path):
     assert the_rollout(found).metrics == {"a": 0.5, "b": 0.25, "c": 3.0, "d": float("inf")}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_any_rollouts_give_the_same_samples_after_a_restore(tmp_path_factory, data):

@@ -104,6 +104,7 @@ class LocalLauncher:
         return self.ends[-1]
 
 
+@pytest.mark.slow
 async def test_rollouts_are_played_there_with_that_node_s_secrets_also_after_a_loss(
     order: WorkerOrder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_deep_model_with_large_logits_passes_and_a_leak_in_it_does_not(deep, s
         assert found.limit > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_leak_in_a_small_model_is_found_too(tiny, start, dtype):
     worker, tolerance = start(backend_settings(tiny, dtype=dtype)), Tolerance.from_dtype(dtype)
@@ -140,6 +141,7 @@ def capped(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_model_without_its_soft_cap_is_refused_in_every_dtype(capped, start, monkeypatch, dtype):
     settings = backend_settings(capped, dtype=dtype)

@@ -42,6 +42,7 @@ def check(backend):
     )
 
 
+@pytest.mark.slow
 def test_a_rank_proves_four_things_exactly(worker):
     tests = {test.name: test for test in check(worker.backend)}
     assert tests["packing does not leak"].value < 1e-5
@@ -51,6 +52,7 @@ def test_a_rank_proves_four_things_exactly(worker):
     assert [test.name for test in worker.self_tests] == list(tests)
 
 
+@pytest.mark.slow
 def test_rehearsing_leaves_nothing_behind(worker):
     weights = {name: value.clone() for name, value in worker.export_weights()}
     check(worker.backend)

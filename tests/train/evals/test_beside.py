@@ -271,6 +271,7 @@ def test_a_resumed_run_plays_the_evals_that_it_was_stopped_in(tmp_path):
     assert_pinned(again.points[1:])
 
 
+@pytest.mark.slow
 def test_steps_that_are_taken_again_have_their_evals_again(tmp_path):
     async def main(world: World) -> None:
         training = asyncio.create_task(world.train())
@@ -451,6 +452,7 @@ def test_what_an_eval_gave_is_in_the_row_of_the_step_at_which_it_was_known(tmp_p
     assert all(not any(key.startswith("eval/") for key in rows[step]) for step in (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_debug_messages_tell_draws_servers_and_transfers(tmp_path, caplog):
     async def trained(world: World) -> None:
         await world.train()

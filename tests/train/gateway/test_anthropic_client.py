@@ -431,6 +431,7 @@ _CALLS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(text=_TEXTS, thinking=_TEXTS, calls=st.lists(_CALLS, max_size=3))
 def test_an_answer_that_is_sent_back_is_the_same_message(text, thinking, calls):
     """Also with arguments that are no JSON, which a program cannot be given as an object."""

@@ -78,6 +78,7 @@ async def test_turns_that_stay_are_the_tokens_that_were_sampled(strategy):
         assert '{"name": "delegate", "arguments"' not in pool.text(prompt_ids)
 
 
+@pytest.mark.slow
 async def test_the_environment_of_the_page_is_played_in_a_sandbox_and_trained_exactly():
     page = PAGE.read_text()
     source = re.search(r'title="logs.py"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)

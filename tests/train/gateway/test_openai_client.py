@@ -226,6 +226,7 @@ async def test_compaction_and_sub_agents_are_samples_of_their_own(serve):
     assert sum(int(sample.mask.sum()) for sample in samples) == 5 * 3
 
 
+@pytest.mark.slow
 async def test_many_rollouts_at_once_keep_apart(serve):
     rollouts = [serve(f"I am {number}") for number in range(16)]
 

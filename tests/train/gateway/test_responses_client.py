@@ -38,6 +38,7 @@ async def asked(client, *, streamed: bool = False, **fields):
         return await stream.get_final_response()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_an_answer_with_usage_and_its_record(serve, streamed):
     rollout = serve(f"<think>hm</think>so{TWO_CALLS}")
@@ -89,6 +90,7 @@ async def test_thinking_that_is_gone_starts_a_sample(serve, change, num_samples)
     require_trained_once(rollout, num_samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_twenty_turns_with_tools_thinking_and_compaction(serve, streamed):
     numbers = iter(range(NUM_TURNS))

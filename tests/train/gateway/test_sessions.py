@@ -157,6 +157,7 @@ async def test_a_prompt_that_does_not_fit_fails_and_counts_as_such(serve, asks):
     assert boundary_of(rollout) is Boundary.CONTEXT_LENGTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swallows", [True, False])
 async def test_a_server_that_fails_is_never_a_reward(serve, swallows):
     rollout, _ = await play(serve, EndpointError("no answer"), swallows=swallows)
@@ -164,6 +165,7 @@ async def test_a_server_that_fails_is_never_a_reward(serve, swallows):
     assert rollout.error == "EndpointError: no answer"
 
 
+@pytest.mark.slow
 async def test_a_failure_that_was_asked_again_is_forgotten(serve):
     replies = [EndpointError("once"), "2"]
     rollout, served = await play(serve, lambda _: replies.pop(0), swallows=True)
@@ -172,6 +174,7 @@ async def test_a_failure_that_was_asked_again_is_forgotten(serve):
     assert len(rollout.turns) == 1
 
 
+@pytest.mark.slow
 async def test_a_deadline_ends_the_endpoint_and_keeps_the_turns(serve):
     rollout, served = await play(serve, "2", deadline_s=0.5, runs_on=True)
     assert (rollout.status, rollout.stop_reason) == (RolloutStatus.FAILED, StopReason.TIMEOUT)

@@ -70,6 +70,7 @@ async def called(path: str, answer: DroppingServer, *, is_repeatable: bool) -> N
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_repeatable", [True, False])
 async def test_a_lost_answer_is_asked_for_again(is_repeatable: bool) -> None:
     answer = DroppingServer(num_dropped=2)
@@ -88,6 +89,7 @@ async def test_a_server_that_is_always_silent_is_given_up():
     assert answer.num_requests == 4
 
 
+@pytest.mark.slow
 async def test_what_never_reached_the_server_is_sent_again():
     port = free_port()
     client = TokenClient(f"http://127.0.0.1:{port}")

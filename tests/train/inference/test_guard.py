@@ -83,6 +83,7 @@ async def served(
             await serving
 
 
+@pytest.mark.slow
 async def test_no_path_and_no_method_answers_without_the_secret(monkeypatch):
     async with served(monkeypatch, SECRET) as (app, address), aiohttp.ClientSession() as session:
         for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT"):
@@ -98,6 +99,7 @@ async def test_no_path_and_no_method_answers_without_the_secret(monkeypatch):
         assert app.num_calls == 0
 
 
+@pytest.mark.slow
 async def test_two_keys_are_none(monkeypatch):
     async with served(monkeypatch, SECRET) as (app, address), aiohttp.ClientSession() as session:
         headers = [("authorization", "Bearer other"), ("authorization", f"Bearer {SECRET}")]
@@ -106,6 +108,7 @@ async def test_two_keys_are_none(monkeypatch):
         assert app.num_calls == 0
 
 
+@pytest.mark.slow
 async def test_who_shows_it_is_answered_over_both(monkeypatch):
     async with served(monkeypatch, SECRET) as (app, address):
         client = TokenClient(address, secret=SECRET)
@@ -116,6 +119,7 @@ async def test_who_shows_it_is_answered_over_both(monkeypatch):
         assert app.num_calls == 3
 
 
+@pytest.mark.slow
 async def test_a_client_without_it_is_told_so(monkeypatch):
     async with served(monkeypatch, SECRET) as (_, address):
         client = TokenClient(address)
@@ -126,6 +130,7 @@ async def test_a_client_without_it_is_told_so(monkeypatch):
         await client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", [SECRET, ""])
 async def test_a_server_answers_as_itself_alone(monkeypatch, secret):
     """The secret may be the same for two runs: what is meant is the life of one server."""
@@ -165,6 +170,7 @@ async def test_what_is_no_server_of_telescope_is_not_taken_for_one():
         await client.close()
 
 
+@pytest.mark.slow
 async def test_a_server_without_a_secret_answers_everybody(monkeypatch):
     async with served(monkeypatch, "") as (app, address), aiohttp.ClientSession() as session:
         async with session.get(f"{address}/health") as reply:

@@ -139,6 +139,7 @@ async def opened(*, answer_within_s: float = DEADLINE_S) -> AsyncIterator[World]
             one.close()
 
 
+@pytest.mark.slow
 async def test_a_lost_answer_loses_no_server() -> None:
     await asyncio.gather(*(lose_one_answer(path) for path in CALLS))
 

@@ -39,6 +39,7 @@ def script(folder: Path, text: str) -> Script:
     return Script(model_path="none", port=free_port(), log_path=path, number=3, text=text)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_quoted_and_its_log_has_the_form_of_all_logs(tmp_path: Path):
     text = (
         "print('INFO loading')\nfor n in range(40): print('line', n)\nraise SystemExit('ERROR no')"

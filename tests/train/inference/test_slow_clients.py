@@ -31,6 +31,7 @@ async def answer_one(
         await receive()
 
 
+@pytest.mark.slow
 async def test_a_client_that_answers_no_ping_for_long_is_still_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,7 @@ def distance(found, expected):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "norms", "mlps", "rotations"),
     [
@@ -142,6 +143,7 @@ def test_what_is_not_the_same_is_left_alone_and_named(kernels, caplog):
     assert fuse_layers(model, kernels, CPU, torch.float32).norms == 0
 
 
+@pytest.mark.slow
 def test_modules_of_one_class_may_compute_in_different_ways(kernels):
     """By another activation, or by a number that is no parameter; some models have both kinds."""
     model = made("llama")

@@ -162,6 +162,7 @@ def test_blocks_of_logits(kernels, tokens, words, block, temperature, scale, cap
         torch.testing.assert_close(found.double(), right, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [5 * 31, 60, 16])
 @pytest.mark.parametrize("has_entropy", [False, True])
 @pytest.mark.parametrize(

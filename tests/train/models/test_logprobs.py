@@ -269,6 +269,7 @@ def test_only_what_needs_a_gradient_gets_one():
     assert weight_VH.grad is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_block_size")
 def test_reductions_are_wide_for_a_narrow_model():
     hidden_TH, weight_VH, *arguments = inputs(torch.bfloat16, vocab=4000, hidden=16)
@@ -284,6 +285,7 @@ def test_reductions_are_wide_for_a_narrow_model():
     assert hidden_TH.grad.dtype == weight_VH.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_block_size")
 def test_wide_logits_are_those_of_the_weights_without_a_rounding():
     narrow = inputs(torch.bfloat16, vocab=4000, hidden=64)

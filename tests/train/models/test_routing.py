@@ -43,6 +43,7 @@ def mixture(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)]
 )

@@ -54,6 +54,7 @@ def test_sizes_of_mixtures_are_counted_from_their_config(mixtures, kind):
     assert facts.num_body_parameters == met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_servers_get_the_experts_of_a_mixture_one_by_one(mixtures, kind, start):
     worker = start(backend_settings(mixtures[kind]))

@@ -90,6 +90,7 @@ def found(policy, batch, kind, *, share=True):
     return logprobs_M.detach(), entropy_M.detach(), gradient, row
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10**6), num=st.integers(1, 10))
 def test_logprobs_entropies_and_gradient_are_those_of_samples_by_themselves(policy, seed, num):

@@ -152,6 +152,7 @@ class Server:
         return self.pages.pop(0)
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meters_module, "ANSWER_S", 0.05)
     found: list[GaugeSample] = []
@@ -255,6 +256,7 @@ def scraped(endpoint: PrometheusEndpoint) -> dict[tuple[str, str], float]:
     }
 
 
+@pytest.mark.slow
 def test_prometheus_finds_metrics_meters_and_servers():
     names = ["math", "math-hard", "ada/maze"]
     with PrometheusEndpoint("127.0.0.1", 0, environments=names) as endpoint:
@@ -289,6 +291,7 @@ def test_prometheus_finds_metrics_meters_and_servers():
             raise AssertionError("it is taken")
 
 
+@pytest.mark.slow
 def test_prometheus_forgets_what_does_not_answer_or_is_gone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meters_module, "ANSWER_S", 0.05)
     nodes, servers = [Node("a"), Node("b")], [Server(FIRST, FIRST, None, LATER)]

@@ -106,6 +106,7 @@ class Remembering:
         """End."""
 
 
+@pytest.mark.slow
 async def test_evals_are_told_with_their_intervals(tmp_path: Path):
     folder = RunFolder.create(tmp_path / "demo", config={}).path
     run = TrackedRun(name="demo", folder=folder, config={}, first_step=1, options={})

@@ -109,6 +109,7 @@ def test_every_setting_that_is_gone_is_tried():
     assert {*SET} == {*RECORDED} == {*ONE_VALUE, *FREE, *TAKEN_IN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SET)
 def test_a_setting_that_is_gone_is_answered_and_its_runs_go_on(name, tiny, tmp_path):
     given, flags = SET[name]

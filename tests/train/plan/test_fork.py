@@ -185,6 +185,7 @@ def test_a_secret_comes_again_with_the_settings_file(tiny, tmp_path):
     assert fork.run.name == "run-fork-5"
 
 
+@pytest.mark.slow
 def test_what_differs_by_more_than_a_setting_is_told(source, tmp_path):
     def notes(*flags):
         fork = load_fork(source, 2, flags=flags)

@@ -115,6 +115,7 @@ def test_a_problem_of_several_lines_keeps_them(flags):
     assert max(map(len, shown)) <= 80
 
 
+@pytest.mark.slow
 def test_shares_follow_the_weights_and_group_sizes(flags):
     entries = [
         {"name": "plan_environment:Echo", "weight": 3},
@@ -125,6 +126,7 @@ def test_shares_follow_the_weights_and_group_sizes(flags):
     assert [share.rollouts for share in found.environments] == [12 * 8, 4 * 2]
 
 
+@pytest.mark.slow
 def test_the_processes_of_environments_are_named(flags):
     here = {"name": "plan_environment:Echo"}
     away = {"name": "elsewhere", "env_addresses": ["10.0.0.5:7000"]}
@@ -151,6 +153,7 @@ def test_servers_of_evals_are_named(flags):
     assert "the last 2 for evals" in server.detail
 
 
+@pytest.mark.slow
 def test_servers_of_older_versions_are_named_with_what_a_resume_keeps(flags):
     older = ["--inference_num_workers", "3", "--opponent_num_servers", "2"]
     found = plan(flags, *older)
@@ -302,6 +305,7 @@ def test_a_taken_port_names_the_port_and_the_setting(flags):
     assert "inference_base_port" in problem
 
 
+@pytest.mark.slow
 def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
     (tmp_path / "runs" / "toy").mkdir(parents=True)
     assert plan(flags).problems == ()
@@ -339,6 +343,7 @@ def test_model_folders(tmp_path):
         read_model_facts("runs/later")
 
 
+@pytest.mark.slow
 def test_a_dry_run_works_without_torch_transformers_and_ray(flags, tmp_path):
     code = (
         "import sys\n"
@@ -394,6 +399,7 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
     assert {name: size / 1000 for name, size in state} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -478,6 +484,7 @@ def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more
     assert make_plan(prepare(load_train_config([], [*flags, *more]))).age_of_rollouts == expected
 
 
+@pytest.mark.slow
 def test_the_plan_shows_the_secrets_that_environments_read(flags, tmp_path, monkeypatch):
     own = 'secrets = ("ECHO_KEY", "OTHER_KEY")\n\n    def examples'
     (tmp_path / "plan_environment.py").write_text(ENVIRONMENT.replace("def examples", own))

@@ -54,6 +54,7 @@ def _environment(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_machine_is_read_once_from_the_settings_to_the_first_process(
     tmp_path, tiny, monkeypatch
 ):
@@ -77,6 +78,7 @@ def test_the_machine_is_read_once_from_the_settings_to_the_first_process(
     assert calls == dict.fromkeys((function.__name__ for function in ONCE), 1)
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_way_is_raised_before_anything_is_written(tmp_path, tiny):
     prepared = prepare(
         load_train_config([], [*settings(tmp_path, tiny), "--env_workers", "1"][:-2])
@@ -135,6 +137,7 @@ def test_this_machine_computes_on_what_torch_can_use():
     assert (machine_device() == "cuda") == torch.cuda.is_available()
 
 
+@pytest.mark.slow
 def test_secrets_are_told_before_the_first_process(tmp_path, tiny, monkeypatch, capsys):
     module = tmp_path / "plan_environment.py"
     own = "    secrets = ('ECHO_KEY', 'OTHER_KEY')\n    def examples"
@@ -155,6 +158,7 @@ def test_secrets_are_told_before_the_first_process(tmp_path, tiny, monkeypatch, 
     assert "hunter2" not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_how_turns_end_is_known_before_anything_starts(tmp_path, tiny):
     model = shutil.copytree(tiny, tmp_path / "base")
     for name in ("config.json", "generation_config.json"):

@@ -321,6 +321,7 @@ SITUATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "situation"),
     [

@@ -100,6 +100,7 @@ def test_a_model_that_is_worth_it_is_trained_on_all_cores(config_file, monkeypat
     assert found == [1, 1, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
@@ -153,6 +154,7 @@ def test_settings_that_cannot_be_used(config_file, tmp_path, flags, message):
     assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
 
 
+@pytest.mark.slow
 def test_an_example_longer_than_seq_len_is_refused(config_file, tmp_path):
     with pytest.raises(ConfigError, match=r"seq_len.*\b6\b"):
         run_sft(load_sft_config([config_file], ["--seq_len", "6"]))

@@ -85,6 +85,7 @@ def test_weights_of_another_step_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert first_with("undisturbed weights", kind) is not None
 
 
+@pytest.mark.slow
 def test_a_retention_that_keeps_the_oldest_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def newest(found: list[RunCheckpoint], **rules: object) -> list[RunCheckpoint]:
         return found[1:] if rules["keep_last"] else []

@@ -23,6 +23,7 @@ def problems(kind: str, numbers: range) -> dict[str, list[str]]:
     return {name: what for name, what in found.items() if what}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -106,12 +107,14 @@ def test_a_checkpoint_that_skips_a_batch_is_noticed(monkeypatch: pytest.MonkeyPa
     assert first_with("", "driver-killed") is not None
 
 
+@pytest.mark.slow
 def test_tokens_that_are_too_old_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Player, "drop_older_than", lambda self, version: None)
     monkeypatch.setattr(RolloutSampler, "_is_too_old", lambda self, group: False)
     assert first_with("old", "finished-order") is not None
 
 
+@pytest.mark.slow
 def test_an_attempt_that_leaves_no_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: PendingGroup) -> None:
         self.ended = [one for one in self.ended if one.group_id != self.group.id]

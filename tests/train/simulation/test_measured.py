@@ -79,6 +79,7 @@ def test_pauses_that_are_not_known_make_an_engine_look_slow() -> None:
 TIMES = st.tuples(st.floats(0, 100), st.floats(0.01, 50))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TIMES, st.sampled_from("ab")), min_size=1, max_size=20))
 def test_the_requests_beside_a_call_are_those_of_its_server(drawn: list) -> None:
     calls = [Call(server, began, began + length, 1) for (began, length), server in drawn]
@@ -102,6 +103,7 @@ def test_no_fitted_time_is_negative() -> None:
     assert found_K[0] == pytest.approx(22 / 14)
 
 
+@pytest.mark.slow
 def test_a_run_is_found_again_from_its_records(tmp_path) -> None:
     write_measured_run(tmp_path / "run", num_steps=40)
     found = measured_speeds(tmp_path / "run", hidden_size=10**6, slots=32)

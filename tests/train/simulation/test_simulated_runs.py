@@ -35,6 +35,7 @@ def scenario(workload="reasoning", *, steps=8, ahead=1, seed=0, groups=8, **sett
     )
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_histories_and_others_do_not():
     first, again = simulate(scenario()), simulate(scenario())
     assert first.history == again.history
@@ -92,6 +93,7 @@ def test_a_small_cache_preempts_and_every_token_is_still_written():
     assert found.duration_s > roomy.duration_s
 
 
+@pytest.mark.slow
 def test_more_of_the_machine_that_limits_is_faster():
     slow = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=100.0)))
     fast = simulate(scenario(steps=5, trainer=TrainerSpeed(tokens_per_s=100.0), num_ranks=8))

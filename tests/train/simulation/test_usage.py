@@ -16,6 +16,7 @@ def found() -> Simulated:
     return simulate(scenario(steps=15, groups=16, num_servers=3))
 
 
+@pytest.mark.slow
 def test_readings_add_up_to_what_was_done(found: Simulated) -> None:
     assert found.usage[0].from_s == 0.0
     assert found.usage[-1].to_s == found.duration_s
@@ -29,11 +30,13 @@ def test_readings_add_up_to_what_was_done(found: Simulated) -> None:
     assert max(one.groups_ready for one in found.usage) > 0
 
 
+@pytest.mark.slow
 def test_a_long_run_has_no_more_readings_than_a_short_one(found: Simulated) -> None:
     assert found.duration_s > 600
     assert len(found.usage) <= 240
 
 
+@pytest.mark.slow
 def test_queues_are_seen_where_there_are_fewer_slots_than_rollouts() -> None:
     roomy = scenario(steps=3, groups=32, num_servers=1)
     update = {"max_concurrent_prompts_per_server": 2}

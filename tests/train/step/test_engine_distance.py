@@ -99,6 +99,7 @@ async def test_few_tokens_are_scored():
     assert LEAST_TOKENS - NUM_TOKENS < ranks.num_scored <= LEAST_TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [True, False])
 async def test_each_step_of_a_run_that_samples_ahead_knows_it(tiny, start, tmp_path, streams):
     class Live(NoServers):

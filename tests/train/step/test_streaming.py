@@ -107,6 +107,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -177,6 +178,7 @@ async def test_groups_that_share_their_prompt_can_be_streamed(tiny, start, tmp_p
         )
 
 
+@pytest.mark.slow
 async def test_parts_of_the_gradient_are_taken_before_the_batch_is_complete(tiny, start, tmp_path):
     """The second half of the batch ends only after the ranks have had something of the first."""
     parts = await toy_parts(config_of(tiny), tmp_path / "run", start)

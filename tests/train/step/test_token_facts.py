@@ -41,6 +41,7 @@ def plan_of(chosen, *, seq_len=64, num_minibatches=1, num_epochs=1) -> StepPlan:
     return StepPlan(minibatches=batches, order=order)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "seq_len", "seed"),
     [
@@ -163,6 +164,7 @@ async def test_the_next_step_does_not_wait_for_the_file_and_the_end_does(tiny, s
     assert folder.steps == [(1, 2 * len(branched())), (2, 2 * len(branched()))]
 
 
+@pytest.mark.slow
 async def test_a_file_that_cannot_be_written_ends_the_run(tiny, start):
     ranks = LocalRanks(start(backend_settings(tiny, records=True)))
     plan, folder = StepPlan(minibatches=[], order=[]), SlowFolder(fails=(1,))

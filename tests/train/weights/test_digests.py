@@ -53,6 +53,7 @@ def test_what_is_left_out_or_swapped_counts() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(SIZES), min_size=1, max_size=6), st.sampled_from([64, 9000]))
 def test_how_tensors_share_buckets_does_not_count(sizes: list[int], limit_bytes: int) -> None:
     tensors = {f"t{place}": content(size, place) for place, size in enumerate(sizes)}

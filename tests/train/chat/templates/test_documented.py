@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.train.chat.templates.counterparts import COUNTERPARTS, UNCOMPARED
 from tests.train.chat.templates.newer_families import ALL_FAMILIES
 
@@ -25,6 +26,7 @@ def table() -> str:
     return "\n".join([HEAD, *rows])
 
 
+@pytest.mark.slow
 def test_the_table_of_templates_is_true():
     assert table() in PAGE.read_text()
     assert len({family.template for family in ALL_FAMILIES}) >= 12

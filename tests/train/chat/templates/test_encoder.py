@@ -21,6 +21,7 @@ def texts(draw):
     return family.name, draw(st.lists(conversation, min_size=1, max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(texts(), st.sampled_from([0, 30, 2**24]))
 def test_pieces_have_the_ids_of_the_whole(case, max_remembered):

@@ -3,6 +3,7 @@
 import re
 from functools import cache, partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
@@ -52,6 +53,7 @@ def scripts(draw):
     return family.name, script
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(scripts(), st.booleans())
 def test_sampled_ids_stay_and_the_rest_is_what_is_rendered(case, is_odd):
