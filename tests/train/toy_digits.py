@@ -1,6 +1,6 @@
 """A toy environment that a tiny model learns in seconds: say the last digit of the prompt again."""
 
-from telescope_core.environments import SingleTurnEnvironment, reward
+from telescope_core.environments import SingleTurnEnvironment, ToolEnvironment, reward, tool
 from telescope_core.examples import GeneratedSource
 from telescope_core.types import Example
 
@@ -35,3 +35,26 @@ class BadGold(LastDigit):
 
     def gold_answer(self, example):
         return "x"
+
+
+class Counter(ToolEnvironment):
+    """Offers a tool, which its gold answer does without."""
+
+    def examples(self, split):
+        return [Example(id=f"{split}-{n}", prompt="a" * n, answer=str(n)) for n in range(1, 5)]
+
+    @tool
+    def count(self, text: str) -> int:
+        """Count the characters of a text.
+
+        Args:
+            text: What is counted.
+        """
+        return len(text)
+
+    def gold_answer(self, example):
+        return example.answer
+
+    @reward
+    def counted(self, rollout, example):
+        return float(rollout.completion_text == example.answer)

@@ -16,9 +16,10 @@ from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import threads
-from telescope_train.models.tiny import make_tiny_model
+from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
 from telescope_train.sft.config import load_sft_config
+from telescope_train.sft.examples import gold_samples
 from telescope_train.sft.run import backend_settings, run_sft
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -114,6 +115,24 @@ def test_environments_that_cannot_be_learnt_from(config_file, tmp_path, name, er
     with pytest.raises(error, match=message):
         run_sft(load_sft_config([config_file], ["--environments", entry]))
     assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
+
+
+@pytest.mark.slow
+async def test_gold_answers_are_learned_behind_the_tools_that_rollouts_are_offered():
+    env = {"tool_call_format": "native"}
+    entry = json.dumps([{"name": "toy_digits:Counter", "env": env}])
+    flags = ["--model", "base", "--output", "warm", "--environments", entry]
+    config = load_sft_config([], [*flags, "--num_held_out", "2"])
+    with pytest.raises(ConfigError, match="chat_template"):
+        await gold_samples(config, character_tokenizer())
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (Path(__file__).parents[3] / "examples" / "agent.jinja").read_text()
+    samples = await gold_samples(config, tokenizer)
+    for sample in (*samples.learnt, *samples.held_out):
+        text = tokenizer.decode(sample.token_ids)
+        assert text.startswith("<|system|>Tools: count(text)<|end|>"), text
+        assert "Tools:" not in tokenizer.decode(sample.token_ids[sample.mask])
+    assert (len(samples.learnt), len(samples.held_out)) == (4, 2)
 
 
 @pytest.mark.parametrize(

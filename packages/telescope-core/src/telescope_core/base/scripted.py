@@ -1,7 +1,7 @@
 """A policy that answers from a script, for tests and for trying out an environment."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from telescope_core.base.protocols import Policy
@@ -16,7 +16,7 @@ class ScriptedClient:
     `replies` is a list that every rollout starts from the beginning, or a function from messages
     to a reply. A reply that is an exception is raised. A list that runs out repeats its last
     reply. `delay_s` is the wait in seconds before each reply. `requests` records the messages of
-    every request, over all rollouts.
+    every request, over all rollouts, and `tools` the tools that each offered.
     """
 
     def __init__(
@@ -25,28 +25,22 @@ class ScriptedClient:
         *,
         delay_s: float = 0.0,
     ) -> None:
-        self._replies = replies
-        self._delay_s = delay_s
+        self.replies = replies
+        self.delay_s = delay_s
         self.requests: list[tuple[Message, ...]] = []
+        self.tools: list[tuple[Mapping[str, JsonValue], ...]] = []
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
         """Return a policy that starts with the first reply."""
-        return _ScriptedPolicy(self._replies, self.requests, self._delay_s)
+        return _ScriptedPolicy(self)
 
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
 
 class _ScriptedPolicy:
-    def __init__(
-        self,
-        replies: Sequence[Reply] | Callable[[Sequence[Message]], Reply],
-        requests: list[tuple[Message, ...]],
-        delay_s: float,
-    ) -> None:
-        self._replies = replies
-        self._requests = requests
-        self._delay_s = delay_s
+    def __init__(self, client: ScriptedClient) -> None:
+        self._client = client
         self._turn = 0
         self._counted: list[tuple[Message, int]] = []
 
@@ -63,13 +57,15 @@ class _ScriptedPolicy:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Return the next reply."""
-        self._requests.append(tuple(messages))
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
-        if callable(self._replies):
-            reply = self._replies(messages)
+        self._client.requests.append(tuple(messages))
+        self._client.tools.append(tuple(tools))
+        if self._client.delay_s:
+            await asyncio.sleep(self._client.delay_s)
+        replies = self._client.replies
+        if callable(replies):
+            reply = replies(messages)
         else:
-            reply = self._replies[min(self._turn, len(self._replies) - 1)]
+            reply = replies[min(self._turn, len(replies) - 1)]
         self._turn += 1
         if isinstance(reply, Exception):
             raise reply

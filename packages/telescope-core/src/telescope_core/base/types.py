@@ -290,6 +290,9 @@ class Rollout:
     conversations: tuple[tuple[Message, ...], ...] = ()
     """The conversations of a program that used the rollout's endpoint: each one that does not
     continue an earlier one. Empty if no program used it."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The tools that the last turn of a gold answer was offered, in OpenAI's format, which training
+    on it has to show the model as well. Empty for rollouts of a policy."""
     stop_reason: StopReason = StopReason.COMPLETED
     status: RolloutStatus = RolloutStatus.KEPT
     status_reason: str = ""

@@ -321,10 +321,11 @@ async def play_gold(
         sampling=_NO_LIMIT,
         deadline_s=_GOLD_DEADLINE_S,
     )
-    rollout = await play_rollout(environment, name, request, ScriptedClient(replies).policy(""))
+    script = ScriptedClient(replies)
+    rollout = await play_rollout(environment, name, request, script.policy(""))
     if rollout.status is RolloutStatus.FAILED:
         raise TelescopeError(f"the gold answer of example {example.id!r} failed: {rollout.error}")
-    return rollout
+    return replace(rollout, tools=script.tools[-1]) if script.tools else rollout
 
 
 async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> StopReason:

@@ -54,24 +54,18 @@ async def asked_of(environment: Environment, num_examples: int) -> list[ShownExa
                 continue
             example = await environment.fetcher.get(split, index)
             gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
+            replies = cast(object, [gold] if isinstance(gold, str) else gold)
+            is_list = isinstance(replies, list | tuple)
             found.append(
                 ShownExample(
                     split=split,
                     index=index,
                     example=example,
                     opening=tuple(await environment.first_messages(example)),
-                    gold=_replies(gold),
+                    gold=tuple(map(str, cast(Sequence[object], replies))) if is_list else (),
                 )
             )
     return found
-
-
-def _replies(gold: object) -> tuple[str, ...]:
-    if gold is None:
-        return ()
-    if isinstance(gold, str):
-        return (gold,)
-    return tuple(map(str, cast(Sequence[object], gold))) if isinstance(gold, list | tuple) else ()
 
 
 async def play(

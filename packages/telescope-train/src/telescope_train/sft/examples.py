@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -12,7 +11,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
-from telescope_core.base.types import Message, Rollout, RolloutStatus, Split
+from telescope_core.base.types import Rollout, RolloutStatus, Split
 from telescope_core.open import open_environment
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.chat.supervised import RenderedConversation, render_conversations
@@ -22,8 +21,6 @@ from telescope_train.sft.dataset import Conversation, read_conversations
 NUM_GOLDS = 8192
 """Number of gold answers that are learned, unless set."""
 _CONCURRENT_GOLDS = 64
-Render = Callable[[Sequence[Sequence[Message]]], list[list[RenderedConversation]]]
-"""Function from conversations to the samples of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +59,12 @@ async def gold_samples(
             },
             tell,
         )
-        render = partial(render_conversations, tokenizer, end_ids=end_ids)
-        learnt += _samples(golds[Split.TRAIN], render, seq_len=config.seq_len)
-        held_out += _samples(golds[Split.EVAL], render, seq_len=config.seq_len)
+        parts = [
+            _samples(golds[split], tokenizer, end_ids=end_ids, seq_len=config.seq_len)
+            for split in (Split.TRAIN, Split.EVAL)
+        ]
+        learnt += parts[0]
+        held_out += parts[1]
     return GoldSamples(learnt=learnt, held_out=held_out)
 
 
@@ -116,8 +116,15 @@ def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: floa
     return rollout
 
 
-def _samples(rollouts: Sequence[Rollout], render: Render, *, seq_len: int) -> list[TrainingSample]:
-    rendered = render([rollout.messages for rollout in rollouts])
+def _samples(
+    rollouts: Sequence[Rollout],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_ids: Sequence[int],
+    seq_len: int,
+) -> list[TrainingSample]:
+    messages, tools = [one.messages for one in rollouts], [one.tools for one in rollouts]
+    rendered = render_conversations(tokenizer, messages, tools=tools, end_ids=end_ids)
     for rollout, parts in zip(rollouts, rendered, strict=True):
         length = max(len(part.token_ids) for part in parts)
         if length > seq_len:
