@@ -54,15 +54,15 @@ async def asked_of(environment: Environment, num_examples: int) -> list[ShownExa
                 continue
             example = await environment.fetcher.get(split, index)
             gold = await environment.caller.one("gold_answer", environment.gold_answer, example)
-            replies = cast(object, [gold] if isinstance(gold, str) else gold)
-            is_list = isinstance(replies, list | tuple)
+            said = cast(object, [gold] if isinstance(gold, str) else gold)
+            replies = cast(Sequence[object], said) if isinstance(said, list | tuple) else ()
             found.append(
                 ShownExample(
                     split=split,
                     index=index,
                     example=example,
                     opening=tuple(await environment.first_messages(example)),
-                    gold=tuple(map(str, cast(Sequence[object], replies))) if is_list else (),
+                    gold=tuple(map(str, replies)),
                 )
             )
     return found

@@ -59,12 +59,8 @@ async def gold_samples(
             },
             tell,
         )
-        parts = [
-            _samples(golds[split], tokenizer, end_ids=end_ids, seq_len=config.seq_len)
-            for split in (Split.TRAIN, Split.EVAL)
-        ]
-        learnt += parts[0]
-        held_out += parts[1]
+        for split, samples in ((Split.TRAIN, learnt), (Split.EVAL, held_out)):
+            samples += _samples(golds[split], tokenizer, end_ids=end_ids, seq_len=config.seq_len)
     return GoldSamples(learnt=learnt, held_out=held_out)
 
 
