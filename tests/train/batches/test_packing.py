@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -172,6 +174,25 @@ def test_packs_hold_every_sample_unchanged(make_sample, shapes, num_ranks, seed)
     assert len(found) == len(samples)
     total = sum(float(b.weights_T.sum()) for batches in ranks for b in batches)
     assert total == pytest.approx(1.0, rel=1e-5)
+
+
+def test_every_token_keeps_its_routes_and_minus_one_where_they_are_unknown(make_sample):
+    lengths = [5, 3, 4]
+    samples = [make_sample(1, length - 1, version=at) for at, length in enumerate(lengths)]
+    for at in (0, 2):
+        routes_TLK = np.arange(100 * at, 100 * at + lengths[at] * 6, dtype=np.int16)
+        samples[at] = replace(samples[at], routes=routes_TLK.reshape(-1, 3, 2))
+    [[batch]] = pack(samples, np.ones(3), seq_len=12, num_ranks=1)
+    for at, sample in enumerate(samples):
+        expected_TLK = -1 if sample.routes is None else sample.routes
+        found_TLK = batch.routes_TLK[batch.versions_T == at]
+        assert found_TLK.shape == (lengths[at], 3, 2)
+        assert (found_TLK == expected_TLK).all()
+
+
+def test_a_batch_of_samples_without_routes_has_none(make_sample):
+    [[batch]] = pack([make_sample()], np.ones(1), seq_len=8, num_ranks=1)
+    assert batch.routes_TLK is None
 
 
 def test_a_rank_without_work_gets_padding_of_weight_zero(make_sample):
