@@ -60,7 +60,17 @@ class Result:
 
 def all_parts(num_gpus: int, num_mib: int) -> list[Part]:
     """Return every part, for a machine with this many GPUs; what matters most comes first."""
-    from gpu_parts import attention, beside_trl, kernels, measures, ranks, speeds, steps, transfers
+    from gpu_parts import (
+        attention,
+        beside_trl,
+        decoding,
+        kernels,
+        measures,
+        ranks,
+        speeds,
+        steps,
+        transfers,
+    )
 
     first, *runs = measures.parts(num_gpus)
     return [
@@ -71,6 +81,7 @@ def all_parts(num_gpus: int, num_mib: int) -> list[Part]:
         *attention.parts(num_gpus > 0),
         *transfers.parts(num_mib),
         *beside_trl.parts(),
+        *decoding.parts(),
         *runs,
         *speeds.parts(),
     ]

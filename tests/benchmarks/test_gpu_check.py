@@ -14,7 +14,8 @@ SCRIPT = ROOT / "scripts" / "gpu_check.py"
 sys.path[:0] = [str(SCRIPT.parent), str(ROOT / "tests" / "train"), str(ROOT / "benchmarks")]
 
 import gpu_check  # noqa: E402
-from gpu_parts import attention, beside_trl, measures, speeds, steps  # noqa: E402
+from bench_decoding import Decoded  # noqa: E402
+from gpu_parts import attention, beside_trl, decoding, measures, speeds, steps  # noqa: E402
 from gpu_parts.part import Found, Part, within  # noqa: E402
 
 from telescope_train.models.attention.kinds import ATTENTION_KINDS, SHARING_KINDS  # noqa: E402
@@ -110,6 +111,16 @@ def test_steps_beside_those_of_trl_are_compared_after_the_first_two():
     assert beside_trl.step_s([0.0, 50.0, 60.0, 61.0, 63.0, 64.0]) == 1.0
     assert beside_trl.judged(1.0, 1.6, "").is_met
     assert beside_trl.judged(1.0, 1.4, "").is_met is False
+
+
+def test_decoding_beside_plain_vllm_is_held_to_its_limit():
+    def found(ours):
+        return [Decoded("ours", 1.0), Decoded("ours", ours), Decoded("ours", 200.0)] + [
+            Decoded("plain", one) for one in (90.0, 100.0, 110.0)
+        ]
+
+    assert decoding.judged(found(96.0)).is_met
+    assert decoding.judged(found(94.0)).is_met is False
 
 
 def test_single_parts_of_training_are_held_to_their_limits():

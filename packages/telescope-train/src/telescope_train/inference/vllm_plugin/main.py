@@ -5,7 +5,6 @@ CPU build is installed under another distribution name.
 """
 
 import os
-import runpy
 import sys
 from typing import Any
 
@@ -34,8 +33,10 @@ def main() -> None:
     if descriptor := os.environ.pop(SOCKET_VARIABLE, ""):
         http_server.listen_on(int(descriptor))
     sys.stdout.write(f"this is the inference server {identity}\n")
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
     with rare_collections():
-        runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+        serve()
     # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
     # take seconds more, while whoever started the server waits for its memory and its port.
     sys.stdout.flush()
