@@ -13,6 +13,7 @@ import typer
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
+from telescope_core.records.files import record_from
 from telescope_core.records.follow import LineTail
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerEvent, ServerState
@@ -166,12 +167,12 @@ def _text(happened: _Happened) -> str:
     from telescope_train.observability.terminal import restart_text
 
     if happened.kind == "restart":
-        return restart_text(Restart.from_row(happened.row))
+        return restart_text(record_from(happened.row, Restart))
     if happened.kind == "eval":
-        return EvalPoint.from_row(happened.row).text
+        return record_from(happened.row, EvalPoint).text
     if happened.kind == "step":
         return ""
-    event = ServerEvent.from_row(happened.row)
+    event = record_from(happened.row, ServerEvent)
     if event.state in (ServerState.LOST, ServerState.GIVEN_UP):
         return f"inference server {event.server} {event.state}: {event.reason}"
     if event.state is ServerState.LOADING:

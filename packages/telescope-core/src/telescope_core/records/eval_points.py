@@ -6,7 +6,6 @@ An eval whose turn came and that has no result is a point too, with the reason.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from telescope_core.base.types import WeightVersion
 
@@ -53,20 +52,9 @@ class EvalPoint:
     pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
     """k -> pass@k."""
     duration_s: float = 0.0
-    """Name of its folder in `evals`, whether or not that exists; empty = not recorded."""
+    """Time that it took; 0 = not recorded."""
     folder: str = ""
     """Name of its folder in `evals`, whether or not that is there; empty = not recorded."""
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "EvalPoint":
-        """Return the point in a line of `eval_points.jsonl`."""
-        values: dict[str, Any] = {
-            **row,
-            "state": EvalPointState(row["state"]),
-            "versions": tuple(row["versions"]),
-            "pass_at": {int(k): value for k, value in row["pass_at"].items()},
-        }
-        return cls(**values)
 
     @property
     def text(self) -> str:

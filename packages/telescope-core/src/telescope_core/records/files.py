@@ -5,11 +5,15 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
+
+import msgspec
 
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.records.room import room_for
+
+Record = TypeVar("Record")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -103,6 +107,16 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in stream:
             if (row := json_object(line)) is not None:
                 yield row
+
+
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """Return the lines of `path`, each of which `asdict` made of a `kind`."""
+    return [record_from(row, kind) for row in read_json_lines(path)]
+
+
+def record_from(row: Mapping[str, Any], kind: type[Record]) -> Record:
+    """Return the record of type `kind` that `asdict` made `row` of."""
+    return msgspec.convert(row, kind, str_keys=True)
 
 
 def plain(value: JsonValue) -> JsonValue:

@@ -6,7 +6,7 @@ Rows are written and read in chunks of bounded size, each a row group of the fil
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from telescope_core.base.chains import chains_of
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import RolloutStatus
-from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.arrow import arrow_modules, in_chunks, reading
 from telescope_core.records.folders import whole_file
 from telescope_core.records.rows import RolloutRow, row_from_json, row_without_tokens
 from telescope_core.records.step_files import StepPart, moved
@@ -24,6 +24,7 @@ from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
 
 CHUNK_BYTES = 64 * 2**20
 """Approximate bytes of tokens, texts and numbers that are copied at a time and form a row group."""
+_FILE = "rollout file"
 _BATCH_ROWS = 64
 """Number of rows that are decoded to read one of them."""
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
@@ -46,7 +47,8 @@ def write_rows(path: Path, rows: Iterable[RolloutRow], *, chunk_bytes: int = CHU
         whole_file(path) as temporary,
         parquet.ParquetWriter(temporary, schema, **writer_options()) as out,
     ):
-        for chunk in _chunks(rows, chunk_bytes):
+        every = (_Parts(_fields(row), row.tokens) for row in rows)
+        for chunk in in_chunks(every, _size, chunk_bytes):
             fields = [one.fields for one in chunk]
             columns = token_columns([one.tokens for one in chunk])
             arrays = [
@@ -77,7 +79,7 @@ def read_rows(
     Raises ConfigError that names an unreadable file.
     """
     for path, file, groups in _opened(parts):
-        with _naming(path):
+        with reading(path, _FILE):
             for group in groups:
                 yield from _rows_of(file, group, with_tokens=with_tokens)
 
@@ -90,7 +92,7 @@ def read_row(part: Path | StepPart, number: int, *, with_tokens: bool = True) ->
     first = 0
     with closing(_opened([part])) as opened:
         path, file, groups = next(opened)
-        with _naming(path):
+        with reading(path, _FILE):
             for group in groups:
                 size = file.metadata.row_group(group).num_rows
                 if number < first + size:
@@ -108,22 +110,12 @@ def _opened(parts: Iterable[Path | StepPart]) -> Generator[tuple[Path, Any, Sequ
         first = next(some)
         if not path.is_file():
             first = moved(first) or first
-        with _naming(path):
+        with reading(path, _FILE):
             file = parquet.ParquetFile(first.path)
         with file:
             for part in (first, *some):
                 groups = range(file.num_row_groups) if part.groups is None else part.groups
                 yield part.path, file, groups
-
-
-@contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Raise ConfigError that names the file for anything that fails while it is read."""
-    arrow, _ = arrow_modules()
-    try:
-        yield
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable rollout file: {error}") from None
 
 
 def _row_in(file: Any, group: int, number: int, *, with_tokens: bool) -> RolloutRow:
@@ -169,21 +161,6 @@ class _Parts(NamedTuple):
     tokens: Tokens | None
 
 
-def _chunks(rows: Iterable[RolloutRow], chunk_bytes: int) -> Iterator[list[_Parts]]:
-    """Yield `rows` in lists of about `chunk_bytes`; no list is empty."""
-    chunk: list[_Parts] = []
-    size = 0
-    for row in rows:
-        parts = _Parts(_fields(row), row.tokens)
-        chunk.append(parts)
-        size += _size(parts)
-        if size >= chunk_bytes:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
 def _size(parts: _Parts) -> int:
     """Return the approximate size of a row, in bytes."""
     fields = parts.fields
@@ -223,7 +200,7 @@ def rewards_of_rows(parts: Iterable[StepPart]) -> Iterator[tuple[str, str, float
 
 def _columns(parts: Iterable[StepPart], *names: str) -> Iterator[tuple[Any, ...]]:
     for path, file, groups in _opened(parts):
-        with _naming(path):
+        with reading(path, _FILE):
             table = file.read_row_groups(list(groups), columns=list(names))
         yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
 

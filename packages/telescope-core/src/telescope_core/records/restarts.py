@@ -1,8 +1,6 @@
 """Restarts of trainer ranks that died: the lines of `restarts.jsonl` in a run folder."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +17,3 @@ class Restart:
     """Number of steps that are kept; later ones are taken again."""
     checkpoint: str
     """Folder of the checkpoint; empty = the initial weights."""
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Restart":
-        """Return the restart in a line of `restarts.jsonl`."""
-        values: dict[str, Any] = {field.name: row[field.name] for field in fields(cls)}
-        return cls(**values)

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, get_args, g
 import msgspec
 
 from telescope_core.base.errors import ConfigError, NoRoomError
-from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.arrow import arrow_modules, reading
 from telescope_core.records.files import append_content, plain, read_json_lines
 from telescope_core.records.folders import whole_file
 
@@ -251,13 +251,10 @@ class RowLog(ABC, Generic[Row]):
 
 
 def _packed_rows(path: Path, groups: Iterable[int] | None) -> Iterator[dict[str, Any]]:
-    arrow, parquet = arrow_modules()
-    try:
-        with parquet.ParquetFile(path) as file:
-            for group in range(file.num_row_groups) if groups is None else groups:
-                yield from file.read_row_group(group).to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is not a readable file of rows: {error}") from None
+    _, parquet = arrow_modules()
+    with reading(path, "file of rows"), parquet.ParquetFile(path) as file:
+        for group in range(file.num_row_groups) if groups is None else groups:
+            yield from file.read_row_group(group).to_pylist()
 
 
 def column_types(kind: type[Any]) -> dict[str, type[Any]]:

@@ -25,6 +25,7 @@ from telescope_core.records.files import (
     append_json_line,
     read_json,
     read_json_lines,
+    read_records,
     why_no_object,
     write_json,
     write_json_lines,
@@ -163,7 +164,7 @@ class RunFolder:
 
     def restarts(self) -> list[Restart]:
         """Return the restarts of trainer ranks, oldest first."""
-        return [Restart.from_row(row) for row in read_json_lines(self.path / "restarts.jsonl")]
+        return read_records(self.path / "restarts.jsonl", Restart)
 
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
         """Copy the metrics of another run up to `step`, so that curves are complete."""
@@ -312,8 +313,7 @@ class RunFolder:
 
     def server_events(self) -> list[ServerEvent]:
         """Return the events of the inference servers, oldest first; see `records.servers`."""
-        rows = read_json_lines(self.path / "servers.jsonl")
-        return [ServerEvent.from_row(row) for row in rows]
+        return read_records(self.path / "servers.jsonl", ServerEvent)
 
     def last_step(self) -> int:
         """Return the step of the newest row of metrics; 0 = there is none."""
@@ -325,8 +325,7 @@ class RunFolder:
 
     def eval_points(self) -> list[EvalPoint]:
         """Return the outcomes of the run's evals, in the order in which they were known."""
-        rows = read_json_lines(self.path / "eval_points.jsonl")
-        return [EvalPoint.from_row(row) for row in rows]
+        return read_records(self.path / "eval_points.jsonl", EvalPoint)
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""

@@ -1,9 +1,7 @@
 """State changes of each inference server of a run: `servers.jsonl` in a run folder."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from telescope_core.base.types import WeightVersion
 
@@ -56,13 +54,3 @@ class ServerEvent:
     reason: str = ""
     """For `lost` and `given up`: why. For `starting`: what the life before ended with, which may
     be known more exactly by then."""
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "ServerEvent":
-        """Return the event in a line of `servers.jsonl`."""
-        values: dict[str, Any] = {
-            **row,
-            "role": ServerRole(row["role"]),
-            "state": ServerState(row["state"]),
-        }
-        return cls(**values)

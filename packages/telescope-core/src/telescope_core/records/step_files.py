@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -104,14 +105,9 @@ def groups_in(path: Path) -> dict[int, range]:
         return {}
     except (arrow.ArrowException, OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{problem} ({error})") from None
-    found: dict[int, range] = {}
-    first = 0
-    for step, count in counts.items():
-        found[step] = range(first, first + count)
-        first += count
-    if first != metadata.num_row_groups:
+    if sum(counts.values()) != metadata.num_row_groups:
         raise ConfigError(f"{problem} (it lacks row groups)")
-    return found
+    return _in_a_row(counts)
 
 
 def rows_in(path: Path) -> dict[int, range]:
@@ -124,12 +120,18 @@ def rows_in(path: Path) -> dict[int, range]:
         return {}
     _, parquet = arrow_modules()
     metadata: Any = parquet.read_metadata(path)
-    found: dict[int, range] = {}
-    first = 0
-    for step, some in groups.items():
-        past = first + sum(metadata.row_group(one).num_rows for one in some)
-        found[step], first = range(first, past), past
-    return found
+    return _in_a_row(
+        {
+            step: sum(metadata.row_group(one).num_rows for one in some)
+            for step, some in groups.items()
+        }
+    )
+
+
+def _in_a_row(counts: Mapping[int, int]) -> dict[int, range]:
+    """Return the numbers of each step's items if those of all steps are numbered in a row."""
+    bounds = pairwise(accumulate(counts.values(), initial=0))
+    return {step: range(*ends) for step, ends in zip(counts, bounds, strict=True)}
 
 
 def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:

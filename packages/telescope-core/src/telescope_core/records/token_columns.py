@@ -45,7 +45,7 @@ def token_columns(tokens: Sequence[Tokens | None]) -> dict[str, Any]:
 def read_tokens(chains: Any, turns: Any) -> Iterator[Tokens | None]:
     """Yield the tokens of each row from the two columns."""
     parents_column, num_shared_column, ids_column, logprobs_column = chains.flatten().flatten()
-    token_ids, logprobs = _arrays("i", ids_column), _arrays("f", logprobs_column)
+    token_ids, logprobs = arrays_in("i", ids_column), arrays_in("f", logprobs_column)
     parents, num_shared = parents_column.to_pylist(), num_shared_column.to_pylist()
     first = 0
     for size, places in zip(chains.value_lengths().to_pylist(), turns.to_pylist(), strict=True):
@@ -76,13 +76,14 @@ def _chain_array(chains: Sequence[TokenChain], parents: Sequence[int | None]) ->
     columns = [
         arrow.array(parents, arrow.int32()),
         arrow.array([one.num_shared for one in chains], arrow.int64()),
-        _list_array([one.own_ids for one in chains], arrow.int32()),
-        _list_array([one.logprobs for one in chains], arrow.float32()),
+        list_array([one.own_ids for one in chains], arrow.int32()),
+        list_array([one.logprobs for one in chains], arrow.float32()),
     ]
     return arrow.StructArray.from_arrays(columns, fields=list(kind))
 
 
-def _list_array(lists: Sequence["array[Any]"], kind: Any) -> Any:
+def list_array(lists: Sequence["array[Any]"], kind: Any) -> Any:
+    """Return a column of lists of the 4-byte type `kind`."""
     arrow, _ = arrow_modules()
     offsets = _offsets(map(len, lists))
     content = arrow.py_buffer(b"".join(lists))
@@ -90,7 +91,7 @@ def _list_array(lists: Sequence["array[Any]"], kind: Any) -> Any:
     return arrow.LargeListArray.from_arrays(arrow.array(offsets, arrow.int64()), values)
 
 
-def _arrays(code: str, lists: Any) -> "list[array[Any]]":
+def arrays_in(code: str, lists: Any) -> "list[array[Any]]":
     """Return the elements of a list column as arrays of type `code`, which has 4 bytes."""
     # `flatten` gives what the lists hold from the first element on, whatever they are a part of.
     values = lists.flatten()

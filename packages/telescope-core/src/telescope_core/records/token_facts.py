@@ -7,14 +7,13 @@ without a row was not trained on, if anything was written for its step.
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from telescope_core.base.errors import ConfigError
-from telescope_core.records.arrow import arrow_modules
+from telescope_core.records.arrow import arrow_modules, in_chunks, reading
 from telescope_core.records.folders import whole_file
 from telescope_core.records.step_files import StepPart
+from telescope_core.records.token_columns import arrays_in, list_array
 
 TOKEN_FACTS_FOLDER = "token_facts"
 CHUNK_TOKENS = 2**18
@@ -65,7 +64,7 @@ def write_facts(path: Path, rows: Iterable[TurnFacts], *, chunk_tokens: int = CH
         whole_file(path) as temporary,
         parquet.ParquetWriter(temporary, schema, **WRITER_OPTIONS) as out,
     ):
-        for chunk in _chunks(rows, chunk_tokens):
+        for chunk in in_chunks(rows, lambda row: len(row.logprobs), chunk_tokens):
             out.write_table(arrow.Table.from_arrays(_columns(chunk, schema), schema=schema))
 
 
@@ -85,71 +84,36 @@ def facts_of_rollout(part: StepPart, key: tuple[str, int, int]) -> list[TurnFact
 
 def _tables(part: StepPart, key: tuple[str, int, int] | None) -> Iterator[Any]:
     """Yield the row groups of a step, or those with rows of one rollout."""
-    arrow, parquet = arrow_modules()
-    try:
-        with parquet.ParquetFile(part.path) as file:
-            for group in range(file.num_row_groups) if part.groups is None else part.groups:
-                if key is None:
-                    yield file.read_row_group(group)
-                    continue
-                keys = file.read_row_group(group, columns=list(_KEY)).to_pydict()
-                every = zip(*(keys[name] for name in _KEY), strict=True)
-                chosen = [number for number, one in enumerate(every) if one == key]
-                if chosen:
-                    yield file.read_row_group(group).take(chosen)
-    except (arrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{part.path} is not a readable file of token facts: {error}") from None
-
-
-def _chunks(rows: Iterable[TurnFacts], chunk_tokens: int) -> Iterator[list[TurnFacts]]:
-    """Yield `rows` in lists of about `chunk_tokens` tokens; no list is empty."""
-    chunk: list[TurnFacts] = []
-    size = 0
-    for row in rows:
-        chunk.append(row)
-        size += len(row.logprobs)
-        if size >= chunk_tokens:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+    _, parquet = arrow_modules()
+    with reading(part.path, "file of token facts"), parquet.ParquetFile(part.path) as file:
+        for group in range(file.num_row_groups) if part.groups is None else part.groups:
+            if key is None:
+                yield file.read_row_group(group)
+                continue
+            keys = file.read_row_group(group, columns=list(_KEY)).to_pydict()
+            every = zip(*(keys[name] for name in _KEY), strict=True)
+            chosen = [number for number, one in enumerate(every) if one == key]
+            if chosen:
+                yield file.read_row_group(group).take(chosen)
 
 
 def _columns(chunk: Sequence[TurnFacts], schema: Any) -> list[Any]:
     arrow, _ = arrow_modules()
     return [
-        _lists([getattr(row, name) for row in chunk])
+        list_array([getattr(row, name) for row in chunk], arrow.float32())
         if name in _VALUES
         else arrow.array([getattr(row, name) for row in chunk], schema.field(name).type)
         for name in schema.names
     ]
 
 
-def _lists(values: Sequence["array[float]"]) -> Any:
-    """Return a column of lists, copied as bytes without an object per token."""
-    arrow, _ = arrow_modules()
-    offsets = [0, *accumulate(map(len, values))]
-    content = arrow.py_buffer(b"".join(values))
-    every = arrow.Array.from_buffers(arrow.float32(), offsets[-1], [None, content])
-    return arrow.LargeListArray.from_arrays(arrow.array(offsets, arrow.int64()), every)
-
-
 def _rows(table: Any) -> list[TurnFacts]:
     rows: list[dict[str, Any]] = table.drop_columns(list(_VALUES)).to_pylist()
     for name in _VALUES:
-        for row, values in zip(rows, _arrays(table.column(name)), strict=True):
-            row[name] = values
+        values = arrays_in("f", table.column(name).combine_chunks())
+        for row, one in zip(rows, values, strict=True):
+            row[name] = one
     return [TurnFacts(**row) for row in rows]
-
-
-def _arrays(column: Any) -> "list[array[float]]":
-    found: list[array[float]] = []
-    for number in range(len(column)):
-        one: array[float] = array("f")
-        part = column[number].values
-        one.frombytes(memoryview(part.buffers()[1] or b"")[4 * part.offset :][: 4 * len(part)])
-        found.append(one)
-    return found
 
 
 def _schema() -> Any:
