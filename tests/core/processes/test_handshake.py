@@ -153,14 +153,7 @@ async def test_frames_arrive_whole_however_they_are_cut():
 
 
 def beat(lag_s: float) -> Beat:
-    return Beat(
-        lag_s=lag_s,
-        blocked_s=0.0,
-        blocked_call=-1,
-        blocked_where="x" * 50,
-        memory_bytes=1,
-        num_stuck_threads=0,
-    )
+    return Beat(lag_s=lag_s, blocked_where="x" * 50, memory_bytes=1)
 
 
 async def test_a_thread_may_send_while_the_loop_stands_still():

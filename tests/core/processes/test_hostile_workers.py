@@ -215,15 +215,7 @@ async def test_a_group_keeps_what_the_host_knows_of_its_rollouts():
 
 async def test_texts_of_a_worker_are_cut_and_escaped_before_they_are_shown():
     wild = "\x1b]0;title\x07\x1b[2J\nrun finished\r" * 100_000
-    beat = Beat(
-        lag_s=0.0,
-        blocked_s=0.0,
-        blocked_call=-1,
-        blocked_where="",
-        memory_bytes=0,
-        num_stuck_threads=0,
-        trouble=wild,
-    )
+    beat = Beat(trouble=wild)
     failed = replace(
         PLAYED, status=RolloutStatus.FAILED, reward=None, error=wild, status_reason=wild
     )

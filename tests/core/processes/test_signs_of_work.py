@@ -69,15 +69,7 @@ class Place:
 
 
 def beat(memory_bytes: int, io: int) -> Beat:
-    return Beat(
-        lag_s=0.0,
-        blocked_s=0.0,
-        blocked_call=-1,
-        blocked_where="",
-        memory_bytes=memory_bytes,
-        num_stuck_threads=0,
-        io_bytes=io,
-    )
+    return Beat(memory_bytes=memory_bytes, io_bytes=io)
 
 
 async def beats(worker: WorkerClient, seconds: float, *, memory: int = 0, io: int = 0) -> None:

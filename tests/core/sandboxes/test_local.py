@@ -387,7 +387,7 @@ async def test_where_no_template_can_be_had_bubblewrap_starts_each(monkeypatch, 
 
 
 def test_groups_of_processes_that_are_gone_are_removed(tmp_path):
-    own = f"telescope-sandbox-{os.getpid()}-{cgroups._started(os.getpid())}-1"
+    own = f"telescope-sandbox-{os.getpid()}-{cgroups.process_started(os.getpid())}-1"
     for name in ("telescope-sandbox-999999999-12-1", own, "other"):
         (tmp_path / name).mkdir()
     cgroups._remove_abandoned(tmp_path)

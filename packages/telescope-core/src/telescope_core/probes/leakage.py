@@ -21,12 +21,9 @@ from telescope_core.base.types import (
 from telescope_core.environments import Environment, Episode, ToolEnvironment
 from telescope_core.environments.hooks import of_kind
 from telescope_core.environments.tool_calls import ToolFailure
-from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.probes.answers import Answers, described
 from telescope_core.probes.completions import Form, ShownExample, Try, form_of
-from telescope_core.probes.guards import cut_off_network
-from telescope_core.probes.job import Job
 from telescope_core.probes.judging import require_enough
 from telescope_core.probes.leaks import Shown, find_leaks
 from telescope_core.probes.meter import Limits, Meter
@@ -46,14 +43,6 @@ _LATE = "a rollout had not ended in time: it waited for something, or the machin
 _NUM_KEPT = 64
 _FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
 """Failures that a call with valid arguments must not have; a tool may refuse."""
-
-
-def run_leakage(job: Job, answers: Answers) -> None:
-    """Run the level and report on each of its checks."""
-    if job.cuts_network:
-        cut_off_network()
-    environment = load_environment_class(job.factory).from_settings({})
-    asyncio.run(look_for_leaks(environment, job.num_examples, answers))
 
 
 async def look_for_leaks(environment: Environment, num_examples: int, answers: Answers) -> None:

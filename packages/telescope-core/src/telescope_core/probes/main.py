@@ -1,23 +1,21 @@
 """The program of a probe: reads its job, runs it, and writes the results."""
 
+import asyncio
 import os
 from pathlib import Path
 
+from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.answers import Answers
-from telescope_core.probes.guards import end_with_parent
+from telescope_core.probes.guards import cut_off_network, end_with_parent
 from telescope_core.probes.job import Job
-from telescope_core.probes.leakage import run_leakage
+from telescope_core.probes.leakage import look_for_leaks
 from telescope_core.probes.load import run_load
-from telescope_core.probes.near_gold import run_grading
-from telescope_core.probes.reward import run_reward, run_scores
+from telescope_core.probes.near_gold import run_near_gold
+from telescope_core.probes.reward import run_reward, score_again
 
-_RUNS = {
-    "load": run_load,
-    "reward": run_reward,
-    "scores": run_scores,
-    "leakage": run_leakage,
-    "grading": run_grading,
-}
+_RUNS = {"load": run_load, "reward": run_reward}
+_PLAYS = {"scores": score_again, "leakage": look_for_leaks, "grading": run_near_gold}
+"""Kinds that need only a built environment."""
 
 
 def main(text: str) -> None:
@@ -25,5 +23,11 @@ def main(text: str) -> None:
     job = Job.read(text)
     end_with_parent(os.getppid())
     answers = Answers(Path(job.output))
-    _RUNS[job.kind](job, answers)
+    if job.kind in _RUNS:
+        _RUNS[job.kind](job, answers)
+    else:
+        if job.cuts_network:
+            cut_off_network()
+        environment = load_environment_class(job.factory).from_settings({})
+        asyncio.run(_PLAYS[job.kind](environment, job.num_examples, answers))
     answers.close()

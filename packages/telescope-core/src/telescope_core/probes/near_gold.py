@@ -4,7 +4,6 @@ Only mathematics can be changed in these ways: a number, a formula, a list, a tu
 The changed answer replaces the right one in the gold answer of the example.
 """
 
-import asyncio
 import math
 import re
 from collections import defaultdict
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from telescope_core.environments import Environment
-from telescope_core.finding.locate import load_environment_class
 from telescope_core.graders.mathematics.notation import normalized
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
@@ -25,8 +23,6 @@ from telescope_core.graders.mathematics.values import (
 )
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import GOLD, ShownExample, Try
-from telescope_core.probes.guards import cut_off_network
-from telescope_core.probes.job import Job
 from telescope_core.probes.judging import LUCK, Played, require_enough
 from telescope_core.probes.meter import Limits, Meter
 from telescope_core.probes.pace import slowness
@@ -194,11 +190,3 @@ async def run_near_gold(environment: Environment, num_examples: int, answers: An
         },
     )
     await environment.close()
-
-
-def run_grading(job: Job, answers: Answers) -> None:
-    """Run the job of `telescope env check-grader`."""
-    if job.cuts_network:
-        cut_off_network()
-    environment = load_environment_class(job.factory).from_settings({})
-    asyncio.run(run_near_gold(environment, job.num_examples, answers))

@@ -1,13 +1,11 @@
 """The probe of the reward level: play scripted answers in turn, again, at once, and too late."""
 
 import asyncio
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import quantiles
 
+from telescope_core.base.process_facts import resident_bytes
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import Rollout
 from telescope_core.environments import Environment
@@ -38,6 +36,14 @@ from telescope_core.probes.playing import (
 )
 from telescope_core.probes.waiting import WaitClock
 
+_LATER = (
+    "reward.near_gold",
+    "reward.deterministic",
+    "reward.concurrency",
+    "reward.loop",
+    "reward.deadline",
+)
+"""Checks that cannot run once a rollout had to be ended, because parts of it may still run."""
 CHECKED = (
     "reward.plays",
     "reward.has_gold",
@@ -52,11 +58,7 @@ CHECKED = (
     "reward.unicode",
     "reward.special_values",
     "reward.format_only",
-    "reward.near_gold",
-    "reward.deterministic",
-    "reward.concurrency",
-    "reward.loop",
-    "reward.deadline",
+    *_LATER,
 )
 NUM_AT_ONCE = 64
 _TURN_S = 0.05
@@ -67,14 +69,6 @@ _IN_TURN = Limits(own_s=120.0, wall_s=300.0)
 _AGAIN = Limits(own_s=30.0, wall_s=100.0)
 _AT_ONCE = Limits(own_s=60.0, wall_s=200.0)
 _DEADLINE_S, _GRACE_S, _NEVER_S = 0.1, 2.0, 3600.0
-_LATER = (
-    "reward.near_gold",
-    "reward.deterministic",
-    "reward.concurrency",
-    "reward.loop",
-    "reward.deadline",
-)
-"""Checks that cannot run once a rollout had to be ended, because parts of it may still run."""
 
 
 def run_reward(job: Job, answers: Answers) -> None:
@@ -92,14 +86,6 @@ def run_reward(job: Job, answers: Answers) -> None:
         answers.passed("reward.network")
     else:
         answers.not_applicable("reward.network", "it declares that it needs the network")
-
-
-def run_scores(job: Job, answers: Answers) -> None:
-    """Play rollouts that another process plays too, and report their rewards."""
-    if job.cuts_network:
-        cut_off_network()
-    environment = load_environment_class(job.factory).from_settings({})
-    asyncio.run(score_again(environment, job.num_examples, answers))
 
 
 async def score_again(environment: Environment, num_examples: int, answers: Answers) -> None:
@@ -246,16 +232,7 @@ def _measure(
         answers.fact("reward_median_ms", round(quantiles(times, n=2)[0] * 1000, 2))
     slowest = max(first, key=lambda one: one.duration_s)
     answers.fact("slowest_rollout_s", round(slowest.duration_s, 3))
-    answers.fact("memory_mb", round(_memory_bytes() / 2**20, 1))
-
-
-def _memory_bytes() -> float:
-    """Return the memory that this process uses now, in bytes."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return float(statm.read_text().split()[1]) * resource.getpagesize()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+    answers.fact("memory_mb", round(resident_bytes() / 2**20, 1))
 
 
 async def _check_deadline(environment: Environment, asked: ShownExample, answers: Answers) -> None:

@@ -205,17 +205,17 @@ class Withdraw(_Frame, tag="withdraw"):
 class Beat(_Frame, tag="beat"):
     """Worker, twice a second, from a thread: the state of its process."""
 
-    lag_s: Amount
+    lag_s: Amount = 0.0
     """Longest delay of the event loop since the last beat, in seconds."""
-    blocked_s: Amount
+    blocked_s: Amount = 0.0
     """Seconds for which the event loop has been blocked until now; 0 = it is not blocked."""
-    blocked_call: int
+    blocked_call: int = -1
     """Id of the play request whose code blocks the loop; -1 = none, or not known."""
-    blocked_where: str
+    blocked_where: str = ""
     """`file:line in function` of that code."""
-    memory_bytes: Count
+    memory_bytes: Count = 0
     """Resident memory of the process."""
-    num_stuck_threads: Count
+    num_stuck_threads: Count = 0
     """Threads that still run code of rollouts that have ended."""
     io_bytes: Count = 0
     """Bytes that the process has read and written since its start; 0 = not known."""

@@ -36,43 +36,24 @@ class UnreadableReplyError(ProtocolError):
     """A reply of a worker cannot be read, or holds impossible values."""
 
 
-def _reader(kind: Any) -> "Reader[Any]":
+def _reader(kind: Any, then: Callable[[Any], Any] = lambda value: value) -> "Reader[Any]":
     decoder = msgspec.msgpack.Decoder(kind)
 
     def read(value: msgspec.Raw) -> Any:
         try:
-            return decoder.decode(value)
+            found = decoder.decode(value)
         # The last three: bytes that are no text, what is nested too deep, and too large numbers.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise UnreadableReplyError(
                 f"{type(error).__name__}: {foreign(str(error), 300)}"
             ) from None
+        return then(found)
 
     return read
 
 
-read_nothing: "Reader[None]" = _reader(None)
-read_example: "Reader[Example]" = _reader(Example)
-_description: "Reader[EnvironmentDescription]" = _reader(EnvironmentDescription)
-_rollout: "Reader[Rollout]" = _reader(Rollout)
-_gold: "Reader[Rollout | None]" = _reader(Rollout | None)
-_group: "Reader[Group]" = _reader(Group)
-
-
-def read_rollout(value: msgspec.Raw) -> Rollout:
-    """Return a rollout that was played or failed, without token ids and log-probs."""
-    return _sound(_rollout(value))
-
-
-def read_gold(value: msgspec.Raw) -> Rollout | None:
-    """Return the rollout of a gold answer; None when there is none."""
-    found = _gold(value)
-    return None if found is None else _sound(found)
-
-
-def read_description(value: msgspec.Raw) -> EnvironmentDescription:
-    """Return what an environment declares."""
-    found = _description(value)
+def _sound_description(found: EnvironmentDescription) -> EnvironmentDescription:
+    """Return `found` if an environment can declare it; its texts are made safe to show."""
     ranges = [found.reward_min, found.reward_max, found.success_threshold]
     ranges += [end for one in found.metrics.values() for end in (one.low, one.high) if end]
     ranges += found.reward_weights.values()
@@ -160,3 +141,15 @@ def _is_possible(turn: Turn) -> bool:
 
 def _named(values: Mapping[str, float]) -> dict[str, float]:
     return {foreign(name, _MOST_NAME_CHARACTERS): value for name, value in values.items()}
+
+
+read_nothing: "Reader[None]" = _reader(None)
+read_example: "Reader[Example]" = _reader(Example)
+read_description: "Reader[EnvironmentDescription]" = _reader(
+    EnvironmentDescription, _sound_description
+)
+read_rollout: "Reader[Rollout]" = _reader(Rollout, _sound)
+"""Of a rollout that was played or failed, without token ids and log-probs."""
+read_gold: "Reader[Rollout | None]" = _reader(Rollout | None, lambda one: one and _sound(one))
+"""Of the rollout of a gold answer; None when there is none."""
+_group: "Reader[Group]" = _reader(Group)

@@ -13,10 +13,11 @@ import select
 import signal
 from contextlib import suppress
 
+from telescope_core.base.process_facts import resident_bytes
 from telescope_core.environments.held import Noted, Watched
 from telescope_core.environments.running import Notes
 from telescope_core.processes.frames import Beat, to_bytes
-from telescope_core.processes.watch import BEAT_EVERY_S, resident_bytes
+from telescope_core.processes.watch import BEAT_EVERY_S
 
 _MAX_DESCRIPTORS = 4096
 _HELD_AFTER_S = 2.0
@@ -72,7 +73,6 @@ def _say(
         blocked_call=-1 if code is None else code.call,
         blocked_where="" if code is None else code.text,
         memory_bytes=resident_bytes(str(child)) if held_s else 0,
-        num_stuck_threads=0,
         is_held=held_s > 0,
         ended_by=ended_by,
     )

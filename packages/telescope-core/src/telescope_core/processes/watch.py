@@ -6,7 +6,6 @@ A blocked loop runs code that should have been awaited or run in a thread, and t
 
 import asyncio
 import os
-import resource
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.base.process_facts import resident_bytes
 from telescope_core.environments.author_errors import as_failure
 from telescope_core.environments.running import Notes, noting
 from telescope_core.environments.tool_threads import DaemonThreads
@@ -132,7 +132,6 @@ class WorkerWatch:
         beat = Beat(
             lag_s=lag_s,
             blocked_s=blocked_s,
-            blocked_call=-1,
             blocked_where=where,
             memory_bytes=resident_bytes(),
             num_stuck_threads=self._threads.num_stuck + DaemonThreads.num_abandoned,
@@ -159,8 +158,9 @@ def beating(descriptor: int) -> Generator[None]:
 
     def beat() -> None:
         while not has_ended.wait(BEAT_EVERY_S):
+            now = Beat(memory_bytes=resident_bytes(), io_bytes=io_bytes())
             with suppress(OSError):  # a host that is gone is noticed later
-                os.write(descriptor, to_bytes(_beat_of_start()))
+                os.write(descriptor, to_bytes(now))
 
     thread = threading.Thread(target=beat, name="beats of the start", daemon=True)
     thread.start()
@@ -170,27 +170,6 @@ def beating(descriptor: int) -> Generator[None]:
         # Before this process forks: it may have no other thread then.
         has_ended.set()
         thread.join()
-
-
-def _beat_of_start() -> Beat:
-    return Beat(
-        lag_s=0.0,
-        blocked_s=0.0,
-        blocked_call=-1,
-        blocked_where="",
-        memory_bytes=resident_bytes(),
-        num_stuck_threads=0,
-        io_bytes=io_bytes(),
-    )
-
-
-def resident_bytes(of: str = "self") -> int:
-    """Return the resident memory of a process; without /proc, the peak of this one."""
-    statm = Path(f"/proc/{of}/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * resource.getpagesize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def io_bytes() -> int:

@@ -6,11 +6,11 @@ import socket
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.process_facts import process_started
 
 _PACKAGES = (
     "telescope-core",
@@ -119,7 +119,7 @@ class RunInfo(BaseModel):
             return False
         except PermissionError:
             return True
-        return self.process_started == _process_started(self.pid)
+        return self.process_started == process_started(self.pid)
 
 
 def new_run_info(name: str) -> RunInfo:
@@ -129,7 +129,7 @@ def new_run_info(name: str) -> RunInfo:
         started_at=now(),
         host=socket.gethostname(),
         pid=os.getpid(),
-        process_started=_process_started(os.getpid()),
+        process_started=process_started(os.getpid()),
         python=platform.python_version(),
         platform=platform.platform(),
         versions=_installed_versions(),
@@ -155,13 +155,3 @@ def _installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _process_started(pid: int) -> str:
-    """Return the start time of `pid` in clock ticks since boot, from Linux's /proc."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    # The command name, in parentheses, may contain spaces; the start time is field 22 of the line.
-    return text.rpartition(")")[2].split()[19]

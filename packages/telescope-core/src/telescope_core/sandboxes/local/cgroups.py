@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from telescope_core.base.process_facts import process_started
+
 _PREFIX = "telescope-sandbox"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-\d+")
 _PERIOD_US = 100_000
@@ -43,7 +45,7 @@ class ControlGroup:
         """Make the folders and write the limits; raises OSError if one cannot be written."""
         self._version = controllers.version
         wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus}
-        name = f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}-{number}"
+        name = f"{_PREFIX}-{os.getpid()}-{process_started(os.getpid())}-{number}"
         self._folders = {
             controller: folder / name
             for controller, folder in controllers.folders.items()
@@ -139,7 +141,7 @@ def _those_writable(folders: Mapping[str, Path]) -> dict[str, Path]:
     """Return the folders in which a group can be created, found by creating one."""
     usable: dict[str, Path] = {}
     for name, folder in folders.items():
-        probe = folder / f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}-0"
+        probe = folder / f"{_PREFIX}-{os.getpid()}-{process_started(os.getpid())}-0"
         try:
             with contextlib.suppress(FileExistsError):
                 probe.mkdir()
@@ -166,18 +168,9 @@ def _remove_abandoned(folder: Path) -> None:
     """Remove groups of processes that have ended; groups in use cannot be removed."""
     for group in folder.glob(f"{_PREFIX}-*"):
         match = _NAME.fullmatch(group.name)
-        if match is not None and _started(int(match[1])) != match[2]:
+        if match is not None and process_started(int(match[1])) != match[2]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-
-
-def _started(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since boot; "0" if it does not exist."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "0"
-    return text.rpartition(")")[2].split()[19]
 
 
 def _write(path: Path, text: str) -> None:
