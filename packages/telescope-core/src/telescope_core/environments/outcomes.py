@@ -66,16 +66,18 @@ def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
 
 def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
     """Return `metrics` with all numbers as floats, which can be sent and saved."""
-    where = f"{location_of(play)}: episode.metrics"
     if not isinstance(metrics, Mapping):
-        raise EnvironmentLoadError(f"{where} must be a dict of numbers, got {_shown(metrics)}")
+        raise EnvironmentLoadError(
+            f"{location_of(play)}: episode.metrics must be a dict of numbers, got {_shown(metrics)}"
+        )
     found: dict[str, float] = {}
     for name, value in cast(Mapping[object, object], metrics).items():
         number = finite(value)
         if number is None:
             more = "; texts belong in episode.tags" if isinstance(value, str) else ""
             raise EnvironmentLoadError(
-                f"{where}[{name!r}] must be a finite number, got {_shown(value)}{more}"
+                f"{location_of(play)}: episode.metrics[{name!r}] must be a finite number, got "
+                f"{_shown(value)}{more}"
             )
         found[str(name)] = number
     return found
@@ -83,7 +85,8 @@ def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
 
 def finite(value: object) -> float | None:
     """Return a number of any type as a float; None if it is no number or not finite."""
-    if not isinstance(value, SupportsFloat):
+    # The check of a protocol takes longer than everything else here.
+    if not isinstance(value, float | int) and not isinstance(value, SupportsFloat):
         return None
     try:
         number = float(value)

@@ -1,10 +1,9 @@
 """`RolloutRow`: the record of one rollout, the same for kept, discarded and failed ones."""
 
-import json
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -251,9 +250,9 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
     known = {name: fields[name] for name in RolloutRow.__dataclass_fields__ if name in fields}
     try:
         messages = [message_from_json(message) for message in known.get("messages", ())]
-        known["messages"] = [asdict(message) for message in messages]
+        known["messages"] = msgspec.to_builtins(messages)
         known["conversations"] = [
-            [asdict(message_from_json(message)) for message in conversation]
+            [msgspec.to_builtins(message_from_json(message)) for message in conversation]
             for conversation in known.get("conversations", ())
         ]
         known.pop("tokens", None)
@@ -286,7 +285,7 @@ def readable_row(row: RolloutRow) -> RolloutRow:
     rollouts around them, nor be found only when the file is read.
     """
     try:
-        row_from_json(json.loads(json.dumps(plain(row_to_json(row)))))
+        row_from_json(cast(dict[str, Any], plain(row_to_json(row))))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         return RolloutRow(
             step=row.step,
