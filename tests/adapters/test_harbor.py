@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.adapters.harbor_folders import DOCKERFILE, GRADE, TABLE, write_task
+from tests.adapters.harbor_hosts import TRIED, TRIES, OnLoopback, web
 from tests.adapters.harbor_playing import HARNESS, LOCAL, opened, playing
 from tests.adapters.linking import telescope
 from tests.core.harnesses.agents import AGENT
@@ -66,7 +67,6 @@ def test_what_is_no_task_is_told(tmp_path):
     [
         ("[environment]\ngpus = 1", "environment.gpus"),
         ("[environment]\nos = 'windows'", "windows"),
-        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "network_mode"),
         ("[environment]\nskills_dir = '/skills'", "skills"),
         ("[[environment.mcp_servers]]\nname = 'x'\ncommand = 'x'", "mcp_servers.0"),
         ("[environment.tpu]\ntype = 'v6e'\ntopology = '2x2'", "TPU"),
@@ -345,7 +345,7 @@ async def test_examples_of_ours_are_written_as_tasks_that_play(tmp_path):
 
 
 @pytest.mark.slow
-async def test_tasks_are_built_and_played_in_containers(tmp_path):
+async def test_tasks_are_built_and_played_in_containers(tmp_path, monkeypatch):
     table = TABLE + 'network_mode = "no-network"\n'
     lines = (
         f"FROM {IMAGE}\nWORKDIR /srv/task\nENV MARK=yes\nCOPY words ./\nRUN echo $MARK > /seen\n"
@@ -368,13 +368,27 @@ async def test_tasks_are_built_and_played_in_containers(tmp_path):
             "steps/b/instruction.md": "Leave it as it is.",
         },
     )
+    monkeypatch.setattr(HarborEnvironment, "allowed_hosts", OnLoopback)
     with (
         # The path of a socket must be short, which that of tmp_path is not.
         tempfile.TemporaryDirectory(prefix="podman-") as folder,
         podman_service(Path(folder)) as address,
     ):
         settings = {"id": str(tmp_path), **HARNESS, "sandbox": "docker", "docker_url": address}
-        check, steps = await check_tasks(settings, 9, lambda check: None)
+        async with web() as (port, _):
+            write_task(
+                tmp_path / "wide",
+                table="[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['files.test']\n",
+                dockerfile=f"FROM {IMAGE}\nWORKDIR /srv\nENV PORT={port}\nCOPY tries.py ./\n",
+                solution="python3 tries.py > tried\n",
+                tests=(
+                    "python3 - > /logs/verifier/reward.txt <<END\nimport json\n"
+                    f"print(int(json.load(open('tried')) == {TRIED}))\nEND\n"
+                ),
+                more={"environment/tries.py": TRIES},
+            )
+            check, steps, wide = await check_tasks(settings, 9, lambda check: None)
+        assert wide.solution == 1.0, wide.problems
         assert (check.solution, check.nothing, check.problems) == (1.0, 0.0, ())
         # Without the file there is no number, which is a failure and no 0.
         assert (steps.solution, steps.nothing) == (1.0, None), steps.problems

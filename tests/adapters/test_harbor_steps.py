@@ -104,7 +104,6 @@ def test_steps_are_read_with_what_they_share(tmp_path):
         ("artifacts = ['../x']", "artifacts"),
         ("artifacts = [{source = '/x', service = 'db'}]", "other containers"),
         ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'", "other containers"),
-        ("[verifier]\nenvironment_mode = 'separate'\nnetwork_mode = 'allowlist'", "some addresses"),
     ],
 )
 def test_what_steps_and_verifiers_cannot_be_given_is_refused(tmp_path, table, said):
@@ -215,7 +214,16 @@ async def test_a_verifier_elsewhere_sees_the_artifacts_and_nothing_else(tmp_path
         tmp_path / "same", table=SEPARATE, tests=shared, solution=solution,
         more={"tests/right": "3\n"},
     )  # fmt: skip
-    own, same = await check_tasks({"id": str(tmp_path), **LOCAL}, 9, lambda check: None)
+    # Commands of `collect` come before the tests where they share the agent's sandbox, too.
+    write_task(
+        tmp_path / "together",
+        table="[[verifier.collect]]\ncommand = 'cp count collected'\n",
+        tests="cp collected /logs/verifier/reward.txt\n",
+        solution="echo 1 > count\n",
+    )
+    settings = {"id": str(tmp_path), **LOCAL}
+    own, same, together = await check_tasks(settings, 9, lambda check: None)
+    assert together.solution == 1.0, together.problems
     assert (own.solution, own.nothing, own.problems) == (1.0, 0.0, ())
     assert (same.solution, same.nothing, same.problems) == (1.0, 0.0, ())
 

@@ -8,13 +8,15 @@ sandboxes are made of, and `harbor_grading` runs the tests.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field
 
+from telescope_adapters.allowed_hosts import AllowedHosts, proxy_for, proxy_variables
 from telescope_adapters.harbor_grading import (
     Graded,
     TaskSandbox,
@@ -114,6 +116,8 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
     Config = HarborConfig
     sandbox_spec = SandboxSpec(time_to_live_s=_LIFE_S, network=Network.ENDPOINT)
     agent_python = AGENT_PYTHON
+    allowed_hosts = AllowedHosts
+    """The rule by which hosts of `network_mode = "allowlist"` are reached."""
     runs_agent = True
     """Whether a harness plays, for which images need its packages."""
 
@@ -196,7 +200,10 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         return AgentPlace(
             spec=self._spec(task, image=state.get("image")),
             folder=None if ready is None else ready.folder,
-            environment=self._variables(task.image),
+            environment={
+                **self._variables(task.image),
+                **({} if ready is None else ready.proxy),
+            },
             timeout_s=self._agent_s(task.steps[index]),
             opens_endpoint=self.config.sandbox in ("local", "docker"),
             mcp_servers={one.name: one.entry() for one in task.image.table.mcp_servers},
@@ -211,7 +218,8 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             requirements = self._harness.requirements if self.runs_agent else ()
             state["image"] = await self._built(task.image, requirements)
         place = await self._ready(task.image, await self.sandbox(episode))
-        await self._wait_until_healthy(place, task.image.table.healthcheck)
+        async with self._reaching(place, task.image.table.hosts) as reaching:
+            await self._wait_until_healthy(reaching, task.image.table.healthcheck)
         state.update(place=place, step=0, graded=[])
 
     async def play(self, episode: Episode[Any]) -> StopReason:
@@ -232,11 +240,13 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 episode.add(step.instruction)
             if step.workdir is not None and step.workdir.is_dir():
                 await place.unpack(await asyncio.to_thread(packed, step.workdir), place.folder)
-                if (step.workdir / "setup.sh").is_file():
-                    done = await place.run(["bash", "setup.sh"], _SETUP_S)
+            async with self._reaching(place, task.image.table.hosts) as reaching:
+                if step.workdir is not None and (step.workdir / "setup.sh").is_file():
+                    done = await reaching.run(["bash", "setup.sh"], _SETUP_S)
                     place.require(done, f"setup.sh of its step {step.name!r} failed")
-            await self._wait_until_healthy(place, step.healthcheck)
-            reason = await self.play_step(episode, step)
+                await self._wait_until_healthy(reaching, step.healthcheck)
+            async with self._reaching(place, step.agent_hosts) as state["place"]:
+                reason = await self.play_step(episode, step)
         return reason
 
     async def play_step(self, episode: Episode[Any], step: HarborStep) -> StopReason:
@@ -303,6 +313,13 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                     f"{image.name} has no environment/Dockerfile and names no "
                     "environment.docker_image"
                 )
+            elif settings.sandbox != "docker" and (
+                table.hosts or (image is task.image and table.hosts is not None)
+            ):
+                found.append(
+                    f"{image.name} has network_mode = {table.network_mode!r}, but sandboxes of "
+                    f"{settings.sandbox!r} reach their model over the internet"
+                )
             elif settings.sandbox != "docker" and not table.docker_image:
                 found.append(
                     f"{image.name} has an image that must be built; sandbox {settings.sandbox!r} "
@@ -334,7 +351,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             # Its files are in memory, and count as memory.
             disk_mb = min(disk_mb or memory_mb, memory_mb)
         has_network = table.network_mode == "public" and not self._is_local
-        alone = Network.ENDPOINT if of_agent else Network.NONE
+        alone = Network.ENDPOINT if of_agent or table.allowed_hosts else Network.NONE
         life_s = sum(self._agent_s(step) + step.verifier_s for step in task.steps)
         return SandboxSpec(
             image=image,
@@ -422,8 +439,12 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         """
         task, state = self.tasks[episode.example.id], episode.state
         step, place = task.steps[cast(int, state["step"])], cast(TaskSandbox, state["place"])
+        async with self._reaching(place, task.image.table.hosts) as reaching:
+            for hook in step.collect:
+                await reaching.run(["sh", "-c", hook.command], hook.timeout_sec)
         if step.grader is None:
-            found = await graded(place, step)
+            async with self._reaching(place, step.verifier_hosts) as reaching:
+                found = await graded(reaching, step)
         else:
             files = await carried(place, step)
             if is_last:
@@ -434,12 +455,30 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             try:
                 own = await self._ready(step.grader, box)
                 await hand_over(own, files)
-                found = await graded(own, step)
+                async with self._reaching(own, step.verifier_hosts) as reaching:
+                    found = await graded(reaching, step)
             finally:
                 await box.close()
         named = f"verifier {step.name}" if step.name else "verifier"
         episode.note(named, found.said, kind="stdout")
         state["graded"].append(found)
+
+    @asynccontextmanager
+    async def _reaching(
+        self, place: TaskSandbox, hosts: tuple[str, ...] | None
+    ) -> AsyncGenerator[TaskSandbox]:
+        """Yield a sandbox whose commands reach `hosts` for a block; None = what it has reaches all.
+
+        The sandbox has no network then, so nothing goes past the proxy.
+        """
+        if not hosts:
+            yield replace(place, proxy={})
+            return
+        async with (
+            proxy_for(self.allowed_hosts(hosts)) as port,
+            place.box.opened("127.0.0.1", port) as address,
+        ):
+            yield replace(place, proxy=proxy_variables(address))
 
     async def _wait_until_healthy(self, place: TaskSandbox, check: HealthCheck | None) -> None:
         if check is None:

@@ -11,7 +11,7 @@ import math
 import posixpath
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from telescope_adapters.harbor_images import packed
@@ -41,12 +41,14 @@ class TaskSandbox:
     folder: str
     """The working directory."""
     variables: Mapping[str, str]
+    proxy: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables by which programs find the proxy to the hosts that they may reach."""
 
     async def run(
         self, argv: Sequence[str], limit_s: float, more: Mapping[str, str] | None = None
     ) -> CommandResult:
         """Run a command of the task in its folder, with its variables and `more`."""
-        environment = {**self.variables, **resolved(more or {})}
+        environment = {**self.variables, **self.proxy, **resolved(more or {})}
         return await self.box.run(
             argv, environment=environment, folder=self.folder, timeout_s=limit_s
         )
@@ -131,12 +133,7 @@ def combined(task: HarborTask, steps: Sequence[Graded]) -> dict[str, float]:
 
 
 async def carried(place: TaskSandbox, step: HarborStep) -> list[Carried]:
-    """Return the files that the verifier of `step` is given; what is not there is left out.
-
-    The commands by which services write down what they hold are run first.
-    """
-    for hook in step.collect:
-        await place.run(["sh", "-c", hook.command], hook.timeout_sec)
+    """Return the files that the verifier of `step` is given; what is not there is left out."""
     found: list[Carried] = []
     for artifact in step.artifacts:
         path = posixpath.normpath(posixpath.join(place.folder, artifact.source))

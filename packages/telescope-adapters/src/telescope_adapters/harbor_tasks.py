@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from telescope_adapters.allowed_hosts import normalize_hosts
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
@@ -59,9 +60,29 @@ class HealthCheck(_Table):
     retries: int = Field(default=3, ge=1)
 
 
-class _Phase(_Table):
-    user: str | int | None = None
+class _Network(_Table):
     network_mode: Literal["public", "no-network", "allowlist"] | None = None
+    allowed_hosts: list[str] = []
+
+    @model_validator(mode="after")
+    def _allows_hosts_in_its_mode(self) -> "_Network":
+        if self.allowed_hosts and self.network_mode != "allowlist":
+            raise ValueError("allowed_hosts are for network_mode 'allowlist' alone")
+        return self
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_hosts(cls, hosts: list[str]) -> list[str]:
+        return [*normalize_hosts(hosts)]
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """The hosts that can be reached; None = every one."""
+        return None if self.network_mode in (None, "public") else tuple(self.allowed_hosts)
+
+
+class _Phase(_Network):
+    user: str | int | None = None
 
 
 class _Agent(_Phase):
@@ -102,7 +123,7 @@ class McpServer(_Table):
         return {"type": kind, "url": self.url, "headers": headers}
 
 
-class _Environment(_Table):
+class _Environment(_Network):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
     os: str = "linux"
@@ -112,7 +133,7 @@ class _Environment(_Table):
     storage_mb: int | None = None
     gpus: int | None = None
     tpu: dict[str, Any] | None = None
-    network_mode: Literal["public", "no-network", "allowlist"] = "public"
+    network_mode: Literal["public", "no-network", "allowlist"] | None = "public"
     env: dict[str, str] = {}
     skills_dir: str | None = None
     mcp_servers: list[McpServer] = []
@@ -266,6 +287,9 @@ class HarborStep:
     """The agent's time limit, seconds; None = the task names none."""
     verifier_s: float
     verifier_env: Mapping[str, str]
+    agent_hosts: tuple[str, ...] | None
+    """Hosts that the agent reaches besides its endpoint; None = every one."""
+    verifier_hosts: tuple[str, ...] | None
     tests: tuple[Path, ...]
     """Folders that are copied to `/tests`, a later one over an earlier one."""
     solution: Path
@@ -401,17 +425,20 @@ def _read(folder: Path) -> HarborTask:
 
 def _step(folder: Path, task: str, table: _File, step: _StepTable | None) -> HarborStep:
     """Return one step of a task, or the only one of a task without steps."""
-    verifier = table.verifier
+    verifier, grader = table.verifier, _grader(folder, task, table, step)
+    levels = (table.environment,) if grader is None else (grader.table,)
     common = HarborStep(
         instruction=_instruction(folder),
         agent_s=table.agent.timeout_sec,
         verifier_s=verifier.timeout_sec or _VERIFIER_S,
         verifier_env=verifier.env,
+        agent_hosts=_hosts(table.agent, table.environment),
+        verifier_hosts=_hosts(verifier, *levels),
         tests=(folder / "tests",),
         solution=folder / "solution",
         artifacts=_merged(table.artifacts),
         collect=tuple(verifier.collect),
-        grader=_grader(folder, task, table, None),
+        grader=grader,
     )
     if step is None:
         return common
@@ -423,6 +450,8 @@ def _step(folder: Path, task: str, table: _File, step: _StepTable | None) -> Har
         agent_s=step.agent.timeout_sec or common.agent_s,
         verifier_s=step.verifier.timeout_sec or common.verifier_s,
         verifier_env={**verifier.env, **step.verifier.env},
+        agent_hosts=_hosts(step.agent, table.agent, table.environment),
+        verifier_hosts=_hosts(step.verifier, verifier, *levels),
         tests=(folder / "tests", own / "tests"),
         solution=own / "solution" if (own / "solution").is_dir() else common.solution,
         workdir=own / "workdir",
@@ -430,8 +459,12 @@ def _step(folder: Path, task: str, table: _File, step: _StepTable | None) -> Har
         min_rewards={"reward": least} if isinstance(least, float) else least or {},
         artifacts=_merged([*table.artifacts, *step.artifacts]),
         collect=(*verifier.collect, *step.verifier.collect),
-        grader=_grader(folder, task, table, step),
     )
+
+
+def _hosts(*levels: _Network) -> tuple[str, ...] | None:
+    """Return the hosts of the first level that has a mode of its own."""
+    return next((one for one in levels if one.network_mode), levels[-1]).hosts
 
 
 def _instruction(folder: Path) -> str:
@@ -458,7 +491,7 @@ def _grader(folder: Path, task: str, table: _File, step: _StepTable | None) -> T
     if next((one.mode for one, _ in levels if one.mode), "shared") == "shared":
         return None
     chosen = next((one.environment for one, _ in levels if one.environment), table.environment)
-    network = next((one.network_mode for one, _ in levels if one.network_mode), chosen.network_mode)
+    network = next((one for one, _ in levels if one.network_mode), chosen)
     found: dict[str, Any] = {"docker_image": table.environment.docker_image}
     context, has_tests = folder / "environment", False
     for verifier, tests in levels:
@@ -468,7 +501,13 @@ def _grader(folder: Path, task: str, table: _File, step: _StepTable | None) -> T
             break
     return TaskImage(
         name=f"{task} (verifier{f' of {step.name}' if step is not None else ''})",
-        table=chosen.model_copy(update={**found, "network_mode": network}),
+        table=chosen.model_copy(
+            update={
+                **found,
+                "network_mode": network.network_mode,
+                "allowed_hosts": network.allowed_hosts,
+            }
+        ),
         context=context,
         has_tests=has_tests,
     )
@@ -499,8 +538,9 @@ def _unplayed(task: HarborTask) -> list[str]:
             what = f"has a user of its own for the {name} ({name}.user = {phase.user!r})"
             needs.append((what, phase.user not in _ROOT))
     for name, phases in (("agent", agents), ("verifier", verifiers if has_shared else [])):
-        modes = {phase.network_mode for phase in phases} - {None, environment.network_mode}
-        needs.append((f"has another network for the {name} ({name}.network_mode)", modes))
+        opens_all = {phase.hosts is None for phase in phases if phase.network_mode}
+        differs = opens_all - {environment.hosts is None}
+        needs.append((f"is public in part alone ({name}.network_mode)", differs))
     for step in task.steps:
         whose = f" for its step {step.name!r}" if step.name else ""
         found = any((folder / "test.sh").is_file() for folder in step.tests)
@@ -519,10 +559,6 @@ def _unplayed(task: HarborTask) -> list[str]:
             (f"needs GPUs ({key}.gpus)", table.gpus),
             (f"needs a TPU ({key}.tpu)", table.tpu),
             (f"needs several containers ({', '.join(compose)})", compose),
-            (
-                f"opens some addresses alone ({key}.network_mode)",
-                table.network_mode == "allowlist",
-            ),
         ]
     return list(dict.fromkeys(why for why, is_needed in needs if is_needed))
 
