@@ -19,7 +19,7 @@ from telescope_core.sandboxes.errors import (
     refused_by_service,
 )
 from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
-from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, read_in_shell, sdk_of
 
 _APP = "telescope-sandboxes"
 _FILES_S = 120.0
@@ -102,10 +102,7 @@ class _ModalBox:
 
     async def download(self, path: str) -> bytes:
         """Return the content of a file."""
-        done = await self.shell(f"base64 < {shlex.quote(path)}", _FILES_S)
-        if done.exit_code != 0:
-            raise SandboxError(f"sandbox {self.id}: {path} cannot be read")
-        return base64.b64decode(done.output)
+        return await read_in_shell(self, path)
 
     async def delete(self) -> None:
         """End it."""

@@ -5,10 +5,8 @@ extra `telescope-core[prime]` brings the version that this was tested with; it a
 installed together.
 """
 
-import base64
 import contextlib
 import math
-import shlex
 import uuid
 from collections.abc import Generator
 from typing import Any
@@ -21,7 +19,7 @@ from telescope_core.sandboxes.errors import (
     refused_by_service,
 )
 from telescope_core.sandboxes.protocol import KILLED, Limit, Network, SandboxSpec
-from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, read_in_shell, sdk_of
 
 _MB_IN_GB = 1024
 _EVERYWHERE = "0.0.0.0/0"
@@ -130,10 +128,7 @@ class _PrimeBox:
 
     async def download(self, path: str) -> bytes:
         """Return the content of a file as bytes; the SDK itself returns only text."""
-        done = await self.shell(f"base64 < {shlex.quote(path)}", 120.0)
-        if done.exit_code != 0:
-            raise SandboxError(f"sandbox {self.id}: {path} cannot be read")
-        return base64.b64decode(done.output)
+        return await read_in_shell(self, path)
 
     async def delete(self) -> None:
         """End it."""

@@ -4,6 +4,7 @@ A program that fails, reaches a limit or is killed has a result. Only a provider
 `SandboxError`. `telescope_core.sandboxes.lookup` finds providers by name.
 """
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ KILLED = 137
 """Exit code of a program ended by SIGKILL: 128 + 9."""
 MOST_OUTPUT_BYTES = 1 << 30
 """Most bytes of an output that can be kept, because they are held in memory."""
+
+
+def absolute(path: str) -> str:
+    """Return a path inside a sandbox, relative ones below the work folder."""
+    return posixpath.join(WORK_FOLDER, path)
 
 
 class Network(StrEnum):
@@ -127,13 +133,13 @@ class CommandResult:
 
     exit_code: int
     """Exit code of the command; 128 + N if signal N ended it."""
-    stdout: bytes
+    stdout: bytes = b""
     """Standard output, at most `max_output_bytes` of its beginning."""
-    stderr: bytes
+    stderr: bytes = b""
     """Standard error, at most `max_output_bytes` of its beginning."""
-    num_dropped_bytes: int
+    num_dropped_bytes: int = 0
     """Bytes of output beyond what was kept."""
-    wall_s: float
+    wall_s: float = 0.0
     """Seconds from the start of the command to its end."""
     stop: StopCause = StopCause.EXITED
 

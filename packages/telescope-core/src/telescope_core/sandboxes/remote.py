@@ -11,13 +11,13 @@ import contextlib
 import itertools
 import posixpath
 import re
-import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import import_module
+from shlex import quote
 from typing import Any, Protocol, runtime_checkable
 
 from telescope_core.base.errors import TelescopeError
@@ -38,10 +38,12 @@ from telescope_core.sandboxes.protocol import (
     Sandbox,
     SandboxSpec,
     StopCause,
+    absolute,
 )
 
 _OVERHEAD_S = 60.0
 _FILES_S = 60.0
+_DOWNLOAD_S = 120.0
 _CANCEL_S = 5.0
 _ENDING_S = 5.0
 """Margin in seconds: a service counts the time to live from before the sandbox is known here."""
@@ -160,7 +162,7 @@ class RemoteSandbox:
         async with self._lock:
             self._require_open()
             if time.monotonic() >= self._ends_s:
-                return _ended()
+                return CommandResult(exit_code=KILLED, stop=StopCause.SANDBOX_ENDED)
             given = "/dev/null"
             if stdin:
                 given = f"/tmp/.stdin-{next(self._numbers)}"
@@ -181,29 +183,30 @@ class RemoteSandbox:
                 if not self._is_ending():
                     raise
                 # A service that ended the sandbox may know nothing of the command any more.
-                return _ended(wall_s=time.monotonic() - began_s)
+                wall_s, stop = time.monotonic() - began_s, StopCause.SANDBOX_ENDED
+                return CommandResult(exit_code=KILLED, wall_s=wall_s, stop=stop)
             return self._result(answer, time.monotonic() - began_s, timeout_s)
 
     async def read(self, path: str) -> bytes:
         """Return the content of a file."""
-        whole = _absolute(path)
+        whole = absolute(path)
         async with self._lock:
-            await self._require(f"[ -f {_quoted(whole)} ]", path, "not a file")
+            await self._require(f"[ -f {quote(whole)} ]", path, "not a file")
             return await self._service.download(whole)
 
     async def write(self, path: str, content: bytes) -> None:
         """Write a file and the folders above it."""
-        whole = _absolute(path)
+        whole = absolute(path)
         folder = posixpath.dirname(whole)
-        target = _quoted(whole)
-        check = f"mkdir -p {_quoted(folder)} && {{ [ ! -e {target} ] || [ -f {target} ]; }}"
+        target = quote(whole)
+        check = f"mkdir -p {quote(folder)} && {{ [ ! -e {target} ] || [ -f {target} ]; }}"
         async with self._lock:
             await self._require(check, path, "cannot be written")
             await self._service.upload(whole, content)
 
     async def list(self, path: str = ".") -> list[FileEntry]:
         """Return the entries of a folder by name."""
-        command = _LIST.format(path=_quoted(_absolute(path)))
+        command = _LIST.format(path=quote(absolute(path)))
         async with self._lock:
             answer = await self._require(command, path, "not a folder")
         entries: list[FileEntry] = []
@@ -242,14 +245,14 @@ class RemoteSandbox:
     ) -> str:
         given = {"HOME": WORK_FOLDER, **environment}
         return _SCRIPT.format(
-            work=_quoted(WORK_FOLDER),
-            folder=_quoted(_absolute(folder or ".")),
+            work=quote(WORK_FOLDER),
+            folder=quote(absolute(folder or ".")),
             # For `timeout`, 0 would be no limit.
             timeout_s=f"{max(timeout_s, 0.001):.3f}",
-            environment=" ".join(_quoted(f"{name}={value}") for name, value in given.items()),
-            command=" ".join(map(_quoted, argv)),
-            stdin=_quoted(stdin),
-            stdin_file="" if stdin == "/dev/null" else _quoted(stdin),
+            environment=" ".join(quote(f"{name}={value}") for name, value in given.items()),
+            command=" ".join(map(quote, argv)),
+            stdin=quote(stdin),
+            stdin_file="" if stdin == "/dev/null" else quote(stdin),
             cap=self._spec.max_output_bytes,
         )
 
@@ -260,7 +263,7 @@ class RemoteSandbox:
                 # The script's own shell was killed: by the end of the sandbox, the command, or for
                 # want of memory.
                 stop = StopCause.SANDBOX_ENDED if self._is_ending() else StopCause.MEMORY
-                return _ended(stop, wall_s)
+                return CommandResult(exit_code=KILLED, wall_s=wall_s, stop=stop)
             raise SandboxError(
                 f"sandbox {self.id}: a command left no answer (exit code {answer.exit_code}): "
                 f"{answer.output[-300:]}"
@@ -363,6 +366,14 @@ class CloudProvider(ABC):
         ...
 
 
+async def read_in_shell(service: Service, path: str) -> bytes:
+    """Return the content of a file at a service that returns only text."""
+    done = await service.shell(f"base64 < {quote(path)}", _DOWNLOAD_S)
+    if done.exit_code != 0:
+        raise SandboxError(f"sandbox {service.id}: {path} cannot be read")
+    return base64.b64decode(done.output)
+
+
 def sdk_of(provider: str, module: str = "") -> Any:
     """Return a provider's SDK, a module mostly of its name; SandboxUnavailableError without it."""
     try:
@@ -378,17 +389,3 @@ async def _abandon(starting: "asyncio.Future[Service]") -> None:
     """End a sandbox whose caller was cancelled, once it has started."""
     with contextlib.suppress(TelescopeError):
         await (await starting).delete()
-
-
-def _absolute(path: str) -> str:
-    return posixpath.join(WORK_FOLDER, path)
-
-
-def _quoted(word: str) -> str:
-    return shlex.quote(word)
-
-
-def _ended(stop: StopCause = StopCause.SANDBOX_ENDED, wall_s: float = 0.0) -> CommandResult:
-    return CommandResult(
-        exit_code=KILLED, stdout=b"", stderr=b"", num_dropped_bytes=0, wall_s=wall_s, stop=stop
-    )

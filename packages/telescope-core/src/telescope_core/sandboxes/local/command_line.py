@@ -75,7 +75,7 @@ def bubblewrap_words(
     read_only: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the command line that starts a supervisor in its own sandbox."""
-    path, disk = _path(interpreter), str(limits.disk_bytes)
+    disk = str(limits.disk_bytes)
     supervisor = [
         *(interpreter.path, "-I", "-S", "/run/supervisor.pyc"),
         *(descriptors.connection, limits.max_processes, limits.disk_bytes, limits.address_bytes),
@@ -83,7 +83,7 @@ def bubblewrap_words(
     ]
     return [
         *(program, "--disable-userns", "--cap-drop", "ALL"),
-        *_apart(path, interpreter),
+        *_apart(interpreter),
         *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
         *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", disk, "--tmpfs", "/tmp", "--dir", WORK_FOLDER),
@@ -106,10 +106,9 @@ def template_words(
     It keeps the capabilities of its own namespaces, and has no filter, because its forks need both
     to create theirs and then give them up. The last word identifies its owner.
     """
-    path = _path(interpreter)
     return [
         *(program, "--cap-add", "ALL"),
-        *_apart(path, interpreter),
+        *_apart(interpreter),
         *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--tmpfs", "/tmp"),
         *(word for path in read_only for word in ("--ro-bind", path, path)),
         *("--ro-bind-data", str(descriptors.code), "/run/supervisor.pyc"),
@@ -119,25 +118,22 @@ def template_words(
     ]
 
 
-def _path(interpreter: Interpreter) -> str:
+def variables_of(interpreter: Interpreter) -> dict[str, str]:
+    """Return the environment variables of programs in a sandbox."""
     home = str(Path(interpreter.path).parent)
-    return ":".join(dict.fromkeys((home, "/usr/local/bin", "/usr/bin", "/bin")))
+    path = ":".join(dict.fromkeys((home, "/usr/local/bin", "/usr/bin", "/bin")))
+    return {"PATH": path, "HOME": WORK_FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 
 
-def _apart(path: str, interpreter: Interpreter) -> list[str]:
+def _apart(interpreter: Interpreter) -> list[str]:
     """Return the words for new namespaces, an empty environment and the visible files."""
     return [
         *("--unshare-all", "--unshare-user"),
         *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--as-pid-1"),
         *("--new-session", "--clearenv"),
-        *_environment(path),
+        *(word for pair in variables_of(interpreter).items() for word in ("--setenv", *pair)),
         *_visible(interpreter),
     ]
-
-
-def _environment(path: str) -> list[str]:
-    values = {"PATH": path, "HOME": WORK_FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-    return [word for name, value in values.items() for word in ("--setenv", name, value)]
 
 
 def _visible(interpreter: Interpreter) -> list[str]:

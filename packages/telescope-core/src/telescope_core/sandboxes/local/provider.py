@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import math
 import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,12 +26,12 @@ from telescope_core.sandboxes.local.cgroups import (
     GroupLimits,
     usable_controllers,
 )
-from telescope_core.sandboxes.local.command_line import InnerLimits
+from telescope_core.sandboxes.local.command_line import InnerLimits, variables_of
 from telescope_core.sandboxes.local.interpreter import compiled, find_interpreter
 from telescope_core.sandboxes.local.sandbox import LocalSandbox
 from telescope_core.sandboxes.local.started import Ingredients, Started, start, started_by
 from telescope_core.sandboxes.local.template import Template
-from telescope_core.sandboxes.protocol import WORK_FOLDER, Limit, SandboxSpec
+from telescope_core.sandboxes.protocol import Limit, SandboxSpec
 
 DEFAULT_MEMORY_MB = 512
 DEFAULT_DISK_MB = 64
@@ -179,7 +180,7 @@ class LocalProvider:
                 "local sandboxes never run as root, and there is no setpriv to become another "
                 "user with; install util-linux, or run as an ordinary user"
             )
-        kind = seccomp.machine()
+        kind = platform.machine()
         if not seccomp.is_known(kind):
             raise SandboxUnavailableError(
                 f"local sandboxes have no system call filter for {kind!r}; expected x86_64 or "
@@ -230,7 +231,7 @@ class LocalProvider:
             group,
             spec,
             watched_bytes=0 if has_group else memory_bytes,
-            environment=_environment(ingredients),
+            environment=variables_of(ingredients.interpreter),
             measures=self._measures(started),
             on_closed=self._open.discard,
         )
@@ -276,12 +277,6 @@ def _amounts() -> Mapping[Limit, ResourceAmount]:
 
 def _left_where_it_is(pid: int) -> None:
     """Do nothing: the process stays outside of control groups."""
-
-
-def _environment(ingredients: Ingredients) -> dict[str, str]:
-    home = str(Path(ingredients.interpreter.path).parent)
-    path = ":".join(dict.fromkeys((home, "/usr/local/bin", "/usr/bin", "/bin")))
-    return {"PATH": path, "HOME": WORK_FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 
 
 _ADVICE = (

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import posixpath
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
@@ -16,11 +15,11 @@ from telescope_core.sandboxes.local.relay import relayed
 from telescope_core.sandboxes.local.started import Answer, Started, memory_file
 from telescope_core.sandboxes.protocol import (
     KILLED,
-    WORK_FOLDER,
     CommandResult,
     FileEntry,
     SandboxSpec,
     StopCause,
+    absolute,
 )
 
 _KILL_S = 5.0
@@ -88,34 +87,25 @@ class LocalSandbox:
             "op": "run",
             "argv": tuple(argv),
             "environment": {**self._environment, **(environment or {})},
-            "folder": _absolute(folder or "."),
+            "folder": absolute(folder or "."),
         }
         async with self._lock:
             if self._ended is not None and self._closing is None:
-                return CommandResult(
-                    exit_code=KILLED,
-                    stdout=b"",
-                    stderr=b"",
-                    num_dropped_bytes=0,
-                    wall_s=0.0,
-                    stop=self._ended,
-                )
+                return CommandResult(exit_code=KILLED, stop=self._ended)
             self._require_open()
             return await self._run(request, stdin, timeout_s)
 
     async def read(self, path: str) -> bytes:
         """Return the content of a file, at most 256 MiB."""
-        return await self._ask_file(
-            {"op": "read", "path": _absolute(path), "most": _MAX_FILE_BYTES}
-        )
+        return await self._ask_file({"op": "read", "path": absolute(path), "most": _MAX_FILE_BYTES})
 
     async def write(self, path: str, content: bytes) -> None:
         """Write a file and the folders above it."""
-        await self._ask_file({"op": "write", "path": _absolute(path), "content": content})
+        await self._ask_file({"op": "write", "path": absolute(path), "content": content})
 
     async def list(self, path: str = ".") -> list[FileEntry]:
         """Return the entries of a folder by name."""
-        data = await self._ask_file({"op": "list", "path": _absolute(path)})
+        data = await self._ask_file({"op": "list", "path": absolute(path)})
         rows = [row.split(b" ", 2) for row in data.split(b"\0") if row]
         entries = [
             FileEntry(name=os.fsdecode(name), is_folder=kind == b"1", size_bytes=int(size))
@@ -278,7 +268,3 @@ class LocalSandbox:
     async def _ask(self, request: Mapping[str, object]) -> Answer | None:
         await self._started.ask(request)
         return await self._started.answer()
-
-
-def _absolute(path: str) -> str:
-    return posixpath.join(WORK_FOLDER, path)

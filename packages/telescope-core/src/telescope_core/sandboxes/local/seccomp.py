@@ -5,7 +5,6 @@ system, the network and processes are limited by other means.
 """
 
 import errno
-import platform
 import struct
 
 _LOAD_WORD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -39,11 +38,6 @@ _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKET_PAIR = {"x86_64": 53, "aarch64": 199}
 _CLONE3 = 435
 _FIRST_OF_X32 = 0x40000000
-
-
-def machine() -> str:
-    """Return the type of processor, as named in the tables of this module."""
-    return platform.machine()
 
 
 def is_known(kind: str) -> bool:
