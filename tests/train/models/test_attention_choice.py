@@ -1,6 +1,7 @@
 """The start-up self-test of attention: what leaks or fails is refused, and the next is tried."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_on_the_cpu_packed_blocks_are_chosen_and_the_reasons_kept(llama):
     choice = choose_attention(llama, CPU, torch.float32)
     assert choice.kind.name == "packed_blocks"
     assert choice.difference < 1e-5
-    assert set(choice.refused) == {"flash_attn", "varlen", "flex"}
+    assert set(choice.refused) == {"flash_attn_3", "flash_attn_4", "flash_attn", "varlen", "flex"}
     assert "not flex: needs a CUDA device" in choice.reasons
     assert llama.config.vocab_size == 97
 
@@ -169,6 +170,19 @@ def test_flash_attn_is_asked_for_where_it_would_be_used(
     (flash,) = (kind for kind in ATTENTION_KINDS if kind.name == "flash_attn")
     found = flash.reason_against(needs)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("release", ["3", "4"])
+def test_newer_flash_attn_is_tried_first_where_its_package_is_installed(monkeypatch, release):
+    """transformers must know it by the name that the layers are given."""
+    (kind,) = (kind for kind in ATTENTION_KINDS if kind.name == f"flash_attn_{release}")
+    needs = AttentionNeeds(device=torch.device("cuda"), dtype=torch.bfloat16)
+    assert kind.reason_against(needs) == f"the package flash-attn-{release} is not installed"
+    assert "needs a CUDA" in kind.reason_against(replace(needs, device=CPU))
+    installed = partial(kind.reason_against.func, f"flash-attn-{release}", lambda: True)
+    assert installed(needs) is None
+    assert kind.implementation in AttentionInterface()
+    assert ATTENTION_KINDS.index(kind) < [one.name for one in ATTENTION_KINDS].index("flash_attn")
 
 
 def test_ranks_that_share_a_row_take_a_kind_that_can(llama):
@@ -305,7 +319,9 @@ def test_prefixes_are_shared_by_the_first_attention_that_passes(llama):
     assert sharing.reason == ""
     assert sharing.attention.kind.name == "cascade"
     assert sharing.attention.difference < 1e-5
-    assert set(sharing.attention.refused) == {"flash_attn over prefixes", "varlen over prefixes"}
+    assert set(sharing.attention.refused) == {
+        f"{kind} over prefixes" for kind in ("flash_attn_3", "flash_attn_4", "flash_attn", "varlen")
+    }
 
 
 def test_what_cannot_share_prefixes_says_why(llama):

@@ -106,10 +106,17 @@ def test_logprobs_entropies_and_gradient_are_those_of_samples_by_themselves(poli
     assert len(row.token_ids_T) == -(-shared.num_computed_tokens // 8) * 8
 
 
+FLASH = {
+    "flash_attn": "flash_attention_2",
+    "flash_attn_3": "flash_attention_3",
+    "flash_attn_4": "flash_attention_4",
+}
+
+
 def by_the_formulas(query, key, value, attention_mask, *, query_length, is_causal, **options):
     """Stand for the kernels of flash-attn: [1, T, H, D], each piece causal from its end."""
-    # transformers finds its kernels by this name, and knows no other.
-    assert options["attn_implementation"] == "flash_attention_2"
+    # transformers finds its kernels by these names, and knows no other.
+    assert options["attn_implementation"] in FLASH.values()
     assert is_causal
     outputs = []
     starts_q, starts_k = (options[f"cu_seq_lens_{one}"].tolist() for one in "qk")
@@ -128,12 +135,14 @@ def by_the_formulas(query, key, value, attention_mask, *, query_length, is_causa
     return torch.cat(outputs)[None]
 
 
-def test_flash_attn_over_prefixes_is_called_as_transformers_calls_it(policy, monkeypatch):
+@pytest.mark.parametrize("name", FLASH)
+def test_flash_attn_over_prefixes_is_called_as_transformers_calls_it(policy, monkeypatch, name):
     monkeypatch.setattr(flash_attention, "_flash_attention_forward", by_the_formulas)
     generator = np.random.default_rng(0)
     ((plain,),) = plain_batches(random_tree(generator, num=6, vocab=VOCAB))
     shared = sharing_all(plain, sometimes=generator)
-    kind = next(one for one in SHARING_KINDS if one.name == "flash_attn over prefixes")
+    kind = next(one for one in SHARING_KINDS if one.name == f"{name} over prefixes")
+    assert kind.arguments.args == (FLASH[name],)
     expected = found(policy, plain, SDPA)
     together = found(policy, shared, kind)
     for one, other in zip(together[:3], expected[:3], strict=True):

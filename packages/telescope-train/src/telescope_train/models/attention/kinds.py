@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from transformers.utils import is_flash_attn_3_available, is_flash_attn_4_available
 
 from telescope_train.models.attention.blocks import (
     PACKED_ATTENTION,
@@ -91,6 +92,19 @@ def _against_flash(needs: AttentionNeeds) -> str | None:
     return None if importlib.util.find_spec("flash_attn") else FLASH_ATTN_HINT
 
 
+def _against_newer_flash(
+    package: str, is_available: Callable[[], bool], needs: AttentionNeeds
+) -> str | None:
+    # Whether the card is one that the package has kernels for, the self-test shows.
+    if (reason := _no_half_cuda(needs)) is not None:
+        return reason
+    return None if is_available() else f"the package {package} is not installed"
+
+
+_AGAINST_FLASH_3 = partial(_against_newer_flash, "flash-attn-3", is_flash_attn_3_available)
+_AGAINST_FLASH_4 = partial(_against_newer_flash, "flash-attn-4", is_flash_attn_4_available)
+
+
 def _against_varlen(needs: AttentionNeeds) -> str | None:
     return _no_half_cuda(needs) if has_varlen() else "this torch has no varlen attention"
 
@@ -118,6 +132,18 @@ EAGER = AttentionKind(
 # that restart for packed sequences and keeps them apart in its mask. An implementation that it does
 # not know gets no mask at all, so the others must be told where sequences begin.
 ATTENTION_KINDS = (
+    AttentionKind(
+        name="flash_attn_3",
+        implementation="flash_attention_3",
+        reason_against=_AGAINST_FLASH_3,
+        arguments=_varlen_arguments,
+    ),
+    AttentionKind(
+        name="flash_attn_4",
+        implementation="flash_attention_4",
+        reason_against=_AGAINST_FLASH_4,
+        arguments=_varlen_arguments,
+    ),
     AttentionKind(
         name="flash_attn",
         implementation="flash_attention_2",
@@ -182,6 +208,22 @@ def _against_cascade(needs: AttentionNeeds) -> str | None:
 
 
 SHARING_KINDS = (
+    AttentionKind(
+        name="flash_attn_3 over prefixes",
+        implementation=GATHERED_ATTENTION,
+        reason_against=_AGAINST_FLASH_3,
+        arguments=partial(_gathered_arguments, "flash_attention_3"),
+        prepare=register_gathered_attention,
+        takes_sequences=True,
+    ),
+    AttentionKind(
+        name="flash_attn_4 over prefixes",
+        implementation=GATHERED_ATTENTION,
+        reason_against=_AGAINST_FLASH_4,
+        arguments=partial(_gathered_arguments, "flash_attention_4"),
+        prepare=register_gathered_attention,
+        takes_sequences=True,
+    ),
     AttentionKind(
         name="flash_attn over prefixes",
         implementation=GATHERED_ATTENTION,
