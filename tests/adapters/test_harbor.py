@@ -1,7 +1,9 @@
 """Task folders of Harbor: what is read, what is refused by name, and how tasks are graded."""
 
+import io
 import json
 import os
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -165,6 +167,34 @@ def test_an_image_is_named_by_what_it_is_built_of(tmp_path):
     assert b"pip install --no-cache-dir one==1" in context
     os.remove(tmp_path / "asks" / "environment" / "Dockerfile")
     assert b"FROM org/image:1\nCOPY . ./" in build_of(read_tasks(tmp_path)[0].image, ())[0]
+
+
+def test_files_that_a_task_ignores_are_not_in_its_image(tmp_path):
+    ignored = "# Not there.\n\nanswers/\n!answers/shown\n**/*.log\n/notes/one\nwords?\n[xy].csv\n"
+    names = ("answers/1", "answers/shown", "a/b/c.log", "d.log", "notes/one", "words2", "x.csv")
+    more = {".dockerignore": ignored, **dict.fromkeys((*names, "z.csv", "a/notes/one"), "1\n")}
+    write_task(
+        tmp_path,
+        dockerfile="FROM x\nWORKDIR /app\nCOPY . .\nCOPY *.csv answers /data/\n",
+        more={f"environment/{name}": text for name, text in more.items()},
+    )
+    [task] = read_tasks(tmp_path)
+    shown = {
+        *(".dockerignore", "Dockerfile", "a/notes/one", "answers/shown", "say.sh", "words"),
+        "z.csv",
+    }
+
+    def files_in(packed: bytes) -> set[str]:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            return {one.name for one in tar if one.isfile()}
+
+    assert files_in(build_of(task.image, ())[0]) == shown
+    whole, some = [step.files for step in local_image(task.image, ()).steps if step.files]
+    assert files_in(whole) == {f"app/{name}" for name in shown}
+    assert files_in(some) == {"data/z.csv", "data/shown"}
+    write_task(tmp_path, dockerfile="FROM x\nCOPY notes/one ./\n")
+    with pytest.raises(ConfigError, match="notes/one, which is not in environment/"):
+        local_image(read_tasks(tmp_path)[0].image, ())
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ _SYSTEM = {
     "dev",
     "run",
 }
+_WILDCARDS = re.compile(r"\*\*/?|\*|\?|\[[^\]]*\]|\\.")
+"""The parts of a pattern of .dockerignore that are no names."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DIGITS = 16
 AGENT_PYTHON = "/opt/telescope-agent/bin/python"
@@ -78,15 +80,19 @@ class LocalImage:
     """Folders below `/` that have to be writable."""
 
 
-def packed(folder: Path, *, more: Mapping[str, bytes] | None = None, below: str = "") -> bytes:
-    """Return a tar of all files in `folder`, with `more` of them by name, each owned by root."""
+def packed(folder: Path) -> bytes:
+    """Return a tar of all files in `folder`, each owned by root."""
+    return _packed(folder, sorted(folder.rglob("*")), {})
+
+
+def _packed(folder: Path, paths: Sequence[Path], more: Mapping[str, bytes]) -> bytes:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as tar:
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        for path in paths:
             name = path.relative_to(folder).as_posix()
-            if name not in (more or {}):
-                tar.add(path, arcname=posixpath.join(below, name), recursive=False, filter=_plain)
-        for name, content in (more or {}).items():
+            if name not in more:
+                tar.add(path, arcname=name, recursive=False, filter=_plain)
+        for name, content in more.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
@@ -115,10 +121,48 @@ def build_of(image: TaskImage, requirements: Sequence[str]) -> tuple[bytes, str]
         home = posixpath.dirname(posixpath.dirname(AGENT_PYTHON))
         install = f"{AGENT_PYTHON} -m pip install --no-cache-dir {shlex.join(requirements)}"
         text += f"\nRUN python3 -m venv {home} && {install}\n"
-    context = packed(image.context, more={"Dockerfile": text.encode()})
+    files = _context_files(image.context)
+    context = _packed(image.context, files, {"Dockerfile": text.encode()})
     digest = hashlib.sha256(context).hexdigest()[:_DIGITS]
     name = re.sub(r"[^a-z0-9]+", "-", image.name.lower()).strip("-")
     return context, f"telescope-harbor/{name}:{digest}"
+
+
+def _context_files(context: Path) -> list[Path]:
+    """Return the files and folders of a build, without those that its .dockerignore excludes.
+
+    Services leave this to who sends them the files.
+    """
+    own, every = context / "Dockerfile.dockerignore", context / ".dockerignore"
+    path = own if own.is_file() else every
+    lines = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    rules = [
+        (_ignoring(line.lstrip("!")), line.startswith("!"))
+        for line in map(str.strip, lines.splitlines())
+        if line and not line.startswith("#")
+    ]
+
+    def is_kept(name: PurePosixPath) -> bool:
+        whole = [name.as_posix(), *(one.as_posix() for one in name.parents)]
+        kept = [is_excepted for rule, is_excepted in rules if any(map(rule.fullmatch, whole))]
+        return kept[-1] if kept else True
+
+    found = sorted(context.rglob("*"))
+    return [path for path in found if is_kept(PurePosixPath(path.relative_to(context).as_posix()))]
+
+
+def _ignoring(text: str) -> re.Pattern[str]:
+    """Return what names a pattern of .dockerignore stands for, which is one of a whole path."""
+    pattern, end = "", 0
+    text = posixpath.normpath(text.strip()).lstrip("/")
+    for found in _WILDCARDS.finditer(text):
+        part = found[0]
+        meant = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part)
+        if meant is None:
+            meant = re.escape(part[1]) if part[0] == "\\" else part
+        pattern += re.escape(text[end : found.start()]) + meant
+        end = found.end()
+    return re.compile(pattern + re.escape(text[end:]))
 
 
 def local_image(image: TaskImage, skipped: Sequence[str]) -> LocalImage:
@@ -167,6 +211,7 @@ class _Reader:
     def __init__(self, task: str, context: Path, skipped: Sequence[str]) -> None:
         self._task = task
         self._context = context
+        self._files = _context_files(context)
         self._skipped = skipped
         self._given: dict[str, str] = {"PATH": _PATH}
         self._num_bases = 0
@@ -244,7 +289,7 @@ class _Reader:
         with tarfile.open(fileobj=held, mode="w") as tar:
             for path in found:
                 if path.is_dir():
-                    inner = sorted(path.rglob("*"))
+                    inner = [one for one in self._files if path in one.parents]
                     names = [
                         posixpath.join(whole, one.relative_to(path).as_posix()) for one in inner
                     ]
@@ -266,6 +311,11 @@ class _Reader:
     def _matching(self, line: str, source: str) -> list[Path]:
         relative = posixpath.normpath(source).lstrip("/")
         found = [self._context] if relative == "." else sorted(self._context.glob(relative))
+        found = [
+            path
+            for path in found
+            if path == self._context or any(path in (one, *one.parents) for one in self._files)
+        ]
         if not found or ".." in PurePosixPath(relative).parts:
             raise self._refused(line, f"copies {source}, which is not in environment/")
         return found
