@@ -19,6 +19,10 @@ class Stretch(NamedTuple):
     is_over: bool
     """Whether there are later steps for which it does not hold."""
 
+    def values(self, series: Sequence[tuple[int, float]]) -> list[float]:
+        """Return the values of a series in these steps."""
+        return [value for step, value in series if self.first <= step <= self.last]
+
 
 class Change(NamedTuple):
     """The mean of a metric in one window of steps and in a later one."""

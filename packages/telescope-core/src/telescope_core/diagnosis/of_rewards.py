@@ -51,11 +51,8 @@ def no_signal(rule: Rule, history: History) -> Found:
     stretch = history.stretch(wasted, lambda share: share >= 0.8, least=5)
     if stretch is None or _is_solved(history, stretch):
         return
-    shares = [v for step, v in wasted if stretch.first <= step <= stretch.last]
-    totals = {
-        reason: sum(v for step, v in history.named(reason) if stretch.first <= step <= stretch.last)
-        for reason in _REASONS
-    }
+    shares = stretch.values(wasted)
+    totals = {reason: sum(stretch.values(history.named(reason))) for reason in _REASONS}
     reason = max(totals, key=lambda one: totals[one])
     why, remedy = _REASONS[reason]
     if not totals[reason]:
@@ -81,7 +78,7 @@ def _is_solved(history: History, stretch: Stretch) -> bool:
     rewards = history.named("task_reward/mean")
     before = [value for step, value in rewards if step < stretch.first][-3:]
     during, solved, discarded = (
-        [v for step, v in history.named(name) if stretch.first <= step <= stretch.last]
+        stretch.values(history.named(name))
         for name in ("task_reward/mean", "groups/all_at_maximum", "groups/discarded")
     )
     if len(before) < 3 or not during or sum(solved) < 0.8 * sum(discarded):
@@ -234,7 +231,7 @@ def drowned(rule: Rule, history: History) -> Found:
         drowning = [(step, 1 - share) for step, share in others if num_of.get(step, 1.0) < 0.8]
         stretch = history.stretch(drowning, lambda rest: 0.0 < rest < 0.05, least=5)
         if stretch is not None:
-            share = fmean(v for step, v in others if stretch.first <= step <= stretch.last)
+            share = fmean(stretch.values(others))
             yield rule.over(
                 stretch,
                 f"It has {share:.1%} of the gradient, and {num_of[stretch.last]:.0%} of the "

@@ -1,4 +1,4 @@
-"""`Rule`: one rule of `diagnose`, and a builder for rules that look for consecutive steps."""
+"""`Rule`: one rule of `diagnose`; `in_a_row` makes one that looks for consecutive steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Rule(NamedTuple):
     kind: Kind
     question: str
     """The question about a run that it answers."""
-    find: Callable[["Rule", History], Found]
+    find: Callable[["Rule", History], Found] = lambda rule, history: iter(())
 
     def over(
         self,
@@ -56,28 +56,33 @@ class Rule(NamedTuple):
         stretch = Stretch(change.first_step, history.last_step, False)
         return self.over(stretch, cause, remedy, *metrics, environment=environment)
 
+    def in_a_row(
+        self,
+        cause: str,
+        remedy: str,
+        *metrics: str,
+        holds: Callable[[float], bool],
+        least: int = 3,
+        of: str = "",
+        series: Callable[[History], Series] | None = None,
+        rollouts: Mapping[str, str] | None = None,
+    ) -> "Rule":
+        """Return this rule: it reports at least `least` consecutive steps with `holds` true.
 
-def in_a_row(
-    cause: str,
-    remedy: str,
-    *metrics: str,
-    holds: Callable[[float], bool],
-    least: int = 3,
-    of: str = "",
-    series: Callable[[History], Series] | None = None,
-) -> Callable[[Rule, History], Found]:
-    """Build the `find` of a rule that reports at least `least` consecutive steps with `holds` true.
+        The values are those of the first of `metrics`, of its share of the metric `of`, or of
+        `series`. `cause` may name `{last}`, the last of them that holds, and `{recent}`, the mean
+        of the metric now.
+        """
 
-    The values are those of the first of `metrics`, of its share of the metric `of`, or of `series`.
-    """
+        def find(rule: Rule, history: History) -> Found:
+            if series is not None:
+                values = series(history)
+            else:
+                values = history.share(metrics[0], of) if of else history.named(metrics[0])
+            stretch = history.stretch(values, holds, least=least)
+            if stretch is not None:
+                last, recent = dict(values)[stretch.last], history.recent(metrics[0])
+                said = cause.format(last=last, recent=recent)
+                yield rule.over(stretch, said, remedy, *metrics, rollouts=rollouts)
 
-    def find(rule: Rule, history: History) -> Found:
-        if series is not None:
-            values = series(history)
-        else:
-            values = history.share(metrics[0], of) if of else history.named(metrics[0])
-        stretch = history.stretch(values, holds, least=least)
-        if stretch is not None:
-            yield rule.over(stretch, cause, remedy, *metrics)
-
-    return find
+        return self._replace(find=find)

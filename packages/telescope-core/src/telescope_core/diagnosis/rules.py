@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from telescope_core.diagnosis import of_rewards
 from telescope_core.diagnosis.finding import Finding, Kind
-from telescope_core.diagnosis.history import History, Stretch
-from telescope_core.diagnosis.rule import Found, Rule, Series, in_a_row
+from telescope_core.diagnosis.history import Change, History, Stretch
+from telescope_core.diagnosis.rule import Found, Rule, Series
 
 _STANDS_STILL = 0.999
 """Share of unchanged weights from which on all of them count as unchanged."""
@@ -36,23 +36,6 @@ def diagnose(history: History) -> list[Finding]:
 
 
 _FOLLOW_A_COLLAPSE = ("nothing trained", "one reward", "no signal")
-
-
-def _mismatch(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(history.named("mismatch/mean"), lambda nats: nats > 0.1, least=3)
-    if stretch is None:
-        return
-    value = history.recent("mismatch/mean")
-    yield rule.over(
-        stretch,
-        f"Log-probs of the engine and of the trainer differ by {value or 0.1:.2g} nats in the mean "
-        "on the same weights; below 0.05 is usual in bfloat16.",
-        "The engine computes another model than the trainer: check vllm_arguments "
-        "(quantization, attention backend), fp32_lm_head, and chat_template; a correction "
-        "(use_tis) only hides it.",
-        "mismatch/mean",
-        "mismatch/max",
-    )
 
 
 def _mismatch_grows(rule: Rule, history: History) -> Found:
@@ -84,15 +67,11 @@ def _failures(rule: Rule, history: History) -> Found:
     if stretch is None:
         return
     causes = {
-        name: sum(
-            value
-            for step, value in history.named(f"failures/{name}")
-            if stretch.first <= step <= stretch.last
-        )
+        name: sum(stretch.values(history.named(f"failures/{name}")))
         for name in history.parts("failures/")
     }
     most = max(causes, key=lambda one: causes[one], default="unknown")
-    shares = [v for step, v in failed if stretch.first <= step <= stretch.last]
+    shares = stretch.values(failed)
     yield rule.over(
         stretch,
         f"{sum(shares) / len(shares):.0%} of all attempts at a rollout failed, most of them in: "
@@ -138,32 +117,18 @@ def _entropy_explodes(rule: Rule, history: History) -> Found:
     )
 
 
-def _truncation(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(
-        history.named("truncated/fraction"), lambda share: share > 0.5, least=5
-    )
-    if stretch is None:
-        return
-    share = history.recent("truncated/fraction")
-    yield rule.over(
-        stretch,
-        f"{share or 0.5:.0%} of the rollouts were cut by max_tokens before they ended.",
-        "Raise max_tokens, ask for shorter answers in the prompt, or set overlong_buffer_tokens; "
-        "an answer that is cut mostly gets the lowest reward, whatever it would have said.",
-        "truncated/fraction",
-        "completion_len/mean",
-        rollouts={"truncated": "true"},
-    )
+def _length_without_reward(history: History) -> Change | None:
+    """Return the change of the length of answers; None unless it is sure and no reward rose."""
+    length = history.from_start("completion_len/mean")
+    reward = history.from_start("task_reward/mean")
+    if length is None or reward is None or (reward.is_sure and reward.size > 0):
+        return None
+    return length if length.is_sure else None
 
 
 def _length_grows(rule: Rule, history: History) -> Found:
-    length, reward = (
-        history.from_start("completion_len/mean"),
-        history.from_start("task_reward/mean"),
-    )
-    if length is None or reward is None or not length.is_sure:
-        return
-    if length.after < 2 * length.before or (reward.is_sure and reward.size > 0):
+    length = _length_without_reward(history)
+    if length is None or length.after < 2 * length.before:
         return
     yield rule.since(
         length,
@@ -178,15 +143,8 @@ def _length_grows(rule: Rule, history: History) -> Found:
 
 
 def _length_shrinks(rule: Rule, history: History) -> Found:
-    length, reward = (
-        history.from_start("completion_len/mean"),
-        history.from_start("task_reward/mean"),
-    )
-    if length is None or reward is None or not length.is_sure:
-        return
-    if length.before < 8 or length.after > 0.25 * length.before:
-        return
-    if reward.is_sure and reward.size > 0:
+    length = _length_without_reward(history)
+    if length is None or length.before < 8 or length.after > 0.25 * length.before:
         return
     yield rule.since(
         length,
@@ -246,37 +204,6 @@ def _grad_norm(rule: Rule, history: History) -> Found:
         "grad_norm",
         "advantage/std",
     )
-
-
-def _branched(rule: Rule, history: History) -> Found:
-    stretch = history.stretch(history.named("turns/branched"), lambda share: share > 0.05, least=3)
-    if stretch is not None:
-        share = dict(history.named("turns/branched"))[stretch.last]
-        yield rule.over(
-            stretch,
-            f"{share:.0%} of later turns do not continue the tokens before them and become samples "
-            "of their own. This is exact, but the history of each is computed once more.",
-            "Either the chat template rewrites earlier turns (the start of the run reports this; "
-            "a template that only appends is set with chat_template), or interleaved_rollouts is "
-            "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
-            "its history or asks from several conversations.",
-            "turns/branched",
-        )
-
-
-def _frozen(rule: Rule, history: History) -> Found:
-    """Find a part of the weights that no optimizer step changes."""
-    left = _left_by_steps(history)
-    stretch = history.stretch(left, lambda share: 0.01 < share < _STANDS_STILL, least=5)
-    if stretch is not None:
-        share = dict(left)[stretch.last]
-        yield rule.over(
-            stretch,
-            f"{share:.0%} of the weights lie in tensors that no optimizer step changes.",
-            "A part of the model is not trained: see whether its code detaches it, sets "
-            "requires_grad to False, or leaves it out of what is computed.",
-            "weights/unchanged",
-        )
 
 
 def _changed_at_full_rate(history: History) -> Series:
@@ -424,442 +351,325 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("one reward", Kind.BROKEN, "Does the reward tell answers apart?", of_rewards.one_reward),
     Rule("no signal", Kind.BROKEN, "Do groups have an advantage?", of_rewards.no_signal),
-    Rule(
-        "skipped gradients",
-        Kind.BROKEN,
-        "Are gradients finite?",
-        in_a_row(
-            "Optimizer steps were skipped, because their gradient was not finite.",
-            "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
-            'number; model_dtype = "float32" keeps the master weights exact.',
-            "optimizer/skipped",
-            "grad_norm/max",
-            holds=lambda number: number > 0,
-            least=2,
-        ),
+    Rule("skipped gradients", Kind.BROKEN, "Are gradients finite?").in_a_row(
+        "Optimizer steps were skipped, because their gradient was not finite.",
+        "Lower learning_rate or grad_clip, and see whether a reward or a log-prob is not a "
+        'number; model_dtype = "float32" keeps the master weights exact.',
+        "optimizer/skipped",
+        "grad_norm/max",
+        holds=lambda number: number > 0,
+        least=2,
     ),
-    Rule(
-        "advantages upside down",
-        Kind.BROKEN,
-        "Are better answers made likelier?",
-        in_a_row(
-            "Advantages have the opposite sign of rewards: answers that earned more become less "
-            "likely.",
-            "The advantage of the algorithm is wrong: see the module that `algorithm` names.",
-            "advantage/reward_correlation",
-            holds=lambda correlation: correlation < 0,
-        ),
+    Rule("advantages upside down", Kind.BROKEN, "Are better answers made likelier?").in_a_row(
+        "Advantages have the opposite sign of rewards: answers that earned more become less "
+        "likely.",
+        "The advantage of the algorithm is wrong: see the module that `algorithm` names.",
+        "advantage/reward_correlation",
+        holds=lambda correlation: correlation < 0,
     ),
-    Rule(
-        "weights stand still",
-        Kind.BROKEN,
-        "Do optimizer steps change weights?",
-        in_a_row(
-            "Optimizer steps were taken, and the weights that servers get stayed as they were.",
-            "See learning_rate, which may be 0 or too low for the type of the weights "
-            "(mixed_precision_dtype), and whether the optimizer of the backend steps at all.",
-            "weights/unchanged",
-            "learning_rate",
-            holds=lambda share: share >= _STANDS_STILL,
-            series=_left_by_steps,
-        ),
+    Rule("weights stand still", Kind.BROKEN, "Do optimizer steps change weights?").in_a_row(
+        "Optimizer steps were taken, and the weights that servers get stayed as they were.",
+        "See learning_rate, which may be 0 or too low for the type of the weights "
+        "(mixed_precision_dtype), and whether the optimizer of the backend steps at all.",
+        "weights/unchanged",
+        "learning_rate",
+        holds=lambda share: share >= _STANDS_STILL,
+        series=_left_by_steps,
     ),
-    Rule(
-        "weights do not arrive",
-        Kind.BROKEN,
-        "Do servers get the newest weights?",
-        in_a_row(
-            "Rollouts were sampled by weights that had been replaced before their batch began: "
-            "servers do not get the updates.",
-            "See servers.jsonl and logs/inference-*.jsonl for what became of the last updates, and "
-            "weight_transport for the way that they take.",
-            "staleness/undelivered",
-            "staleness/mean",
-            holds=lambda share: share > 0.5,
-        ),
+    Rule("weights do not arrive", Kind.BROKEN, "Do servers get the newest weights?").in_a_row(
+        "Rollouts were sampled by weights that had been replaced before their batch began: "
+        "servers do not get the updates.",
+        "See servers.jsonl and logs/inference-*.jsonl for what became of the last updates, and "
+        "weight_transport for the way that they take.",
+        "staleness/undelivered",
+        "staleness/mean",
+        holds=lambda share: share > 0.5,
     ),
-    Rule(
-        "gradients kept",
-        Kind.BROKEN,
-        "Does each step begin without a gradient?",
-        in_a_row(
-            "Gradients of earlier steps were still there when the next step began, and were added "
-            "to its own.",
-            "The optimizer of the backend does not clear them: see its zero_grad.",
-            "optimizer/kept_gradients",
-            "grad_norm",
-            holds=lambda number: number > 0,
-            least=2,
-        ),
+    Rule("gradients kept", Kind.BROKEN, "Does each step begin without a gradient?").in_a_row(
+        "Gradients of earlier steps were still there when the next step began, and were added "
+        "to its own.",
+        "The optimizer of the backend does not clear them: see its zero_grad.",
+        "optimizer/kept_gradients",
+        "grad_norm",
+        holds=lambda number: number > 0,
+        least=2,
     ),
-    Rule("another model", Kind.BROKEN, "Do engine and trainer agree?", _mismatch),
+    Rule("another model", Kind.BROKEN, "Do engine and trainer agree?").in_a_row(
+        "Log-probs of the engine and of the trainer differ by {recent:.2g} nats in the mean on the "
+        "same weights; below 0.05 is usual in bfloat16.",
+        "The engine computes another model than the trainer: check vllm_arguments "
+        "(quantization, attention backend), fp32_lm_head, and chat_template; a correction "
+        "(use_tis) only hides it.",
+        "mismatch/mean",
+        "mismatch/max",
+        holds=lambda nats: nats > 0.1,
+    ),
     Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
     Rule("collapse", Kind.BROKEN, "Is the reward near its best?", of_rewards.collapse),
-    Rule(
-        "rewards clipped",
-        Kind.UNHEALTHY,
-        "Are rewards in their range?",
-        in_a_row(
-            "Rewards lie outside the range that the environment declares, and were clipped to it.",
-            "Correct the reward, or widen reward_min and reward_max of the environment.",
-            "rewards/outside_range",
-            holds=lambda number: number > 0,
-        ),
+    Rule("rewards clipped", Kind.UNHEALTHY, "Are rewards in their range?").in_a_row(
+        "Rewards lie outside the range that the environment declares, and were clipped to it.",
+        "Correct the reward, or widen reward_min and reward_max of the environment.",
+        "rewards/outside_range",
+        holds=lambda number: number > 0,
     ),
-    Rule(
-        "length decides",
-        Kind.UNHEALTHY,
-        "Does the reward see more than length?",
-        in_a_row(
-            "Of two answers to the same prompt, the length alone decides which one gets more, "
-            "nearly always.",
-            "The reward measures length: read what it gives to a long and to a short wrong answer.",
-            "reward/length_order",
-            "completion_len/mean",
-            holds=lambda order: abs(order) > 0.9,
-            least=5,
-        ),
+    Rule("length decides", Kind.UNHEALTHY, "Does the reward see more than length?").in_a_row(
+        "Of two answers to the same prompt, the length alone decides which one gets more, "
+        "nearly always.",
+        "The reward measures length: read what it gives to a long and to a short wrong answer.",
+        "reward/length_order",
+        "completion_len/mean",
+        holds=lambda order: abs(order) > 0.9,
+        least=5,
     ),
-    Rule(
-        "lottery",
-        Kind.UNHEALTHY,
-        "Do equal answers get equal rewards?",
-        in_a_row(
-            "Equal answers to the same prompt get rewards as different as any two answers do.",
-            "The reward does not depend on the answer: it draws by chance, or reads a state that "
-            "rollouts share. `telescope env validate` grades the same answers twice.",
-            "reward/noise",
-            holds=lambda share: share > 0.7,
-        ),
+    Rule("lottery", Kind.UNHEALTHY, "Do equal answers get equal rewards?").in_a_row(
+        "Equal answers to the same prompt get rewards as different as any two answers do.",
+        "The reward does not depend on the answer: it draws by chance, or reads a state that "
+        "rollouts share. `telescope env validate` grades the same answers twice.",
+        "reward/noise",
+        holds=lambda share: share > 0.7,
     ),
-    Rule(
-        "one answer",
-        Kind.UNHEALTHY,
-        "Do answers depend on the prompt?",
-        in_a_row(
-            "Nine of ten rollouts say exactly the same, whatever they were asked.",
-            "Either the reward pays for it, or the policy has lost its variety: read it, and see "
-            "entropy. Make the reward ask for more, or lower learning_rate.",
-            "answers/most_common",
-            "entropy",
-            holds=lambda share: share >= 0.9,
-            least=5,
-        ),
+    Rule("one answer", Kind.UNHEALTHY, "Do answers depend on the prompt?").in_a_row(
+        "Nine of ten rollouts say exactly the same, whatever they were asked.",
+        "Either the reward pays for it, or the policy has lost its variety: read it, and see "
+        "entropy. Make the reward ask for more, or lower learning_rate.",
+        "answers/most_common",
+        "entropy",
+        holds=lambda share: share >= 0.9,
+        least=5,
     ),
-    Rule(
-        "loops",
-        Kind.UNHEALTHY,
-        "Do answers end in loops?",
-        in_a_row(
-            "More than 30 % of the answers end in the same few tokens again and again.",
-            "Read some of them: either the reward pays for it, or the policy falls apart. "
-            "filter_repetition keeps the longest out of training.",
-            "answers/looping",
-            "truncated/fraction",
-            holds=lambda share: share > 0.3,
-        ),
+    Rule("loops", Kind.UNHEALTHY, "Do answers end in loops?").in_a_row(
+        "More than 30 % of the answers end in the same few tokens again and again.",
+        "Read some of them: either the reward pays for it, or the policy falls apart. "
+        "filter_repetition keeps the longest out of training.",
+        "answers/looping",
+        "truncated/fraction",
+        holds=lambda share: share > 0.3,
     ),
-    Rule(
-        "repeated examples",
-        Kind.UNHEALTHY,
-        "Are examples different?",
-        in_a_row(
-            "Half of the groups of each batch are of an example that the batch has already.",
-            "There are few examples, so that they are learned by heart: give the environment "
-            "more, or lower prompts_batch_size_for_trainer.",
-            "groups/repeated",
-            "groups/total",
-            holds=lambda share: share >= 0.5,
-            of="groups/total",
-        ),
+    Rule("repeated examples", Kind.UNHEALTHY, "Are examples different?").in_a_row(
+        "Half of the groups of each batch are of an example that the batch has already.",
+        "There are few examples, so that they are learned by heart: give the environment "
+        "more, or lower prompts_batch_size_for_trainer.",
+        "groups/repeated",
+        "groups/total",
+        holds=lambda share: share >= 0.5,
+        of="groups/total",
     ),
-    Rule(
-        "eval leak",
-        Kind.UNHEALTHY,
-        "Are evals held out?",
-        in_a_row(
-            "Groups of training ask what examples of evals ask, with the same right answers, under "
-            "other ids: evals show what was learned by heart.",
-            "Take the examples of the evals out of the training data: the ids of an environment "
-            "must follow from the content of its examples.",
-            "groups/held_out",
-            "groups/total",
-            holds=lambda share: share > 0.05,
-            of="groups/total",
-        ),
+    Rule("eval leak", Kind.UNHEALTHY, "Are evals held out?").in_a_row(
+        "Groups of training ask what examples of evals ask, with the same right answers, under "
+        "other ids: evals show what was learned by heart.",
+        "Take the examples of the evals out of the training data: the ids of an environment "
+        "must follow from the content of its examples.",
+        "groups/held_out",
+        "groups/total",
+        holds=lambda share: share > 0.05,
+        of="groups/total",
     ),
     Rule("one drowns others", Kind.UNHEALTHY, "Do all environments count?", of_rewards.drowned),
     Rule("failing tools", Kind.UNHEALTHY, "Do tools work?", of_rewards.failing_tools),
-    Rule("frozen weights", Kind.UNHEALTHY, "Are all weights trained?", _frozen),
-    Rule(
-        "rounded away",
-        Kind.UNHEALTHY,
-        "Are changes of weights kept?",
-        in_a_row(
-            "Steps change few of the bfloat16 weights: most changes are smaller than the distance "
-            "between two such numbers, and are lost.",
-            'Set model_dtype = "float32", or use_lora, whose weights are float32; or raise '
-            "learning_rate.",
-            "optimizer/changed_weights",
-            "learning_rate",
-            holds=lambda share: share < 0.1,
-            least=5,
-            series=_changed_at_full_rate,
-        ),
+    Rule("frozen weights", Kind.UNHEALTHY, "Are all weights trained?").in_a_row(
+        "{last:.0%} of the weights lie in tensors that no optimizer step changes.",
+        "A part of the model is not trained: see whether its code detaches it, sets "
+        "requires_grad to False, or leaves it out of what is computed.",
+        "weights/unchanged",
+        holds=lambda share: 0.01 < share < _STANDS_STILL,
+        least=5,
+        series=_left_by_steps,
     ),
-    Rule(
-        "does not move",
-        Kind.UNHEALTHY,
-        "Do steps change probabilities?",
-        in_a_row(
-            "Tokens of older weights have the same probability under the present ones, to a "
-            "thousandth: optimizer steps hardly change the policy.",
-            "Raise learning_rate, ten times at first, or see whether warmup_steps are too many.",
-            "effective_sample_size",
-            "learning_rate",
-            holds=lambda distance: distance < 1e-6,
-            least=8,
-            series=_distance_of_old_tokens,
-        ),
+    Rule("rounded away", Kind.UNHEALTHY, "Are changes of weights kept?").in_a_row(
+        "Steps change few of the bfloat16 weights: most changes are smaller than the distance "
+        "between two such numbers, and are lost.",
+        'Set model_dtype = "float32", or use_lora, whose weights are float32; or raise '
+        "learning_rate.",
+        "optimizer/changed_weights",
+        "learning_rate",
+        holds=lambda share: share < 0.1,
+        least=5,
+        series=_changed_at_full_rate,
+    ),
+    Rule("does not move", Kind.UNHEALTHY, "Do steps change probabilities?").in_a_row(
+        "Tokens of older weights have the same probability under the present ones, to a "
+        "thousandth: optimizer steps hardly change the policy.",
+        "Raise learning_rate, ten times at first, or see whether warmup_steps are too many.",
+        "effective_sample_size",
+        "learning_rate",
+        holds=lambda distance: distance < 1e-6,
+        least=8,
+        series=_distance_of_old_tokens,
     ),
     Rule("mismatch grows", Kind.UNHEALTHY, "Do they go on to agree?", _mismatch_grows),
     Rule("entropy gone", Kind.UNHEALTHY, "Does the policy still vary?", _entropy_gone),
     Rule("entropy explodes", Kind.UNHEALTHY, "Is its text still one?", _entropy_explodes),
-    Rule("truncation", Kind.UNHEALTHY, "Do answers end by themselves?", _truncation),
-    Rule(
-        "out of context",
-        Kind.UNHEALTHY,
-        "Do conversations fit?",
-        in_a_row(
-            "More than a quarter of the rollouts reached the end of the model's context.",
-            "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools "
-            "return.",
-            "rollouts/out_of_context",
-            holds=lambda share: share > 0.25,
-            of="rollouts/total",
-        ),
+    Rule("truncation", Kind.UNHEALTHY, "Do answers end by themselves?").in_a_row(
+        "{recent:.0%} of the rollouts were cut by max_tokens before they ended.",
+        "Raise max_tokens, ask for shorter answers in the prompt, or set overlong_buffer_tokens; "
+        "an answer that is cut mostly gets the lowest reward, whatever it would have said.",
+        "truncated/fraction",
+        "completion_len/mean",
+        holds=lambda share: share > 0.5,
+        least=5,
+        rollouts={"truncated": "true"},
     ),
-    Rule(
-        "deadlines",
-        Kind.UNHEALTHY,
-        "Do rollouts end in time?",
-        in_a_row(
-            "More than a tenth of the rollouts reached their deadline.",
-            "Raise rollout_timeout_s, or see which call of the environment is slow on the "
-            "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
-            "learned.",
-            "rollouts/timed_out",
-            holds=lambda share: share > 0.1,
-            of="rollouts/total",
-        ),
+    Rule("out of context", Kind.UNHEALTHY, "Do conversations fit?").in_a_row(
+        "More than a quarter of the rollouts reached the end of the model's context.",
+        "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools return.",
+        "rollouts/out_of_context",
+        holds=lambda share: share > 0.25,
+        of="rollouts/total",
+    ),
+    Rule("deadlines", Kind.UNHEALTHY, "Do rollouts end in time?").in_a_row(
+        "More than a tenth of the rollouts reached their deadline.",
+        "Raise rollout_timeout_s, or see which call of the environment is slow on the "
+        "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
+        "learned.",
+        "rollouts/timed_out",
+        holds=lambda share: share > 0.1,
+        of="rollouts/total",
     ),
     Rule("length grows", Kind.UNHEALTHY, "Is a longer answer a better one?", _length_grows),
     Rule("length shrinks", Kind.UNHEALTHY, "Does it still try?", _length_shrinks),
     Rule("form over task", Kind.UNHEALTHY, "Do parts of the reward agree?", of_rewards.parts_apart),
-    Rule(
-        "too old",
-        Kind.UNHEALTHY,
-        "Are rollouts thrown away?",
-        in_a_row(
-            "More than a quarter of the rollouts were stopped because their tokens became too old, "
-            "and were played again.",
-            "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
-            "more servers.",
-            "rollouts/off_policy",
-            "staleness/mean",
-            holds=lambda share: share > 0.25,
-            of="rollouts/total",
-        ),
+    Rule("too old", Kind.UNHEALTHY, "Are rollouts thrown away?").in_a_row(
+        "More than a quarter of the rollouts were stopped because their tokens became too old, "
+        "and were played again.",
+        "Raise max_off_policy_steps, lower max_async_rollout or max_tokens, or give rollouts "
+        "more servers.",
+        "rollouts/off_policy",
+        "staleness/mean",
+        holds=lambda share: share > 0.25,
+        of="rollouts/total",
     ),
-    Rule(
-        "few samples count",
-        Kind.UNHEALTHY,
-        "Do all samples count?",
-        in_a_row(
-            "A few tokens carry most of the weight of a batch: policy and sampler are far "
-            "apart (effective_sample_size below 0.5).",
-            "If it began from one step to the next, the engine and the trainer do not speak of the "
-            "same tokens, weights or temperature any more: mismatch/mean shows how far they are "
-            "apart. If it came slowly, lower max_async_rollout, learning_rate or "
-            "number_of_minibatches, or set use_tis = true.",
-            "effective_sample_size",
-            "importance_weight/max",
-            holds=lambda share: share < 0.5,
-        ),
+    Rule("few samples count", Kind.UNHEALTHY, "Do all samples count?").in_a_row(
+        "A few tokens carry most of the weight of a batch: policy and sampler are far "
+        "apart (effective_sample_size below 0.5).",
+        "If it began from one step to the next, the engine and the trainer do not speak of the "
+        "same tokens, weights or temperature any more: mismatch/mean shows how far they are "
+        "apart. If it came slowly, lower max_async_rollout, learning_rate or "
+        "number_of_minibatches, or set use_tis = true.",
+        "effective_sample_size",
+        "importance_weight/max",
+        holds=lambda share: share < 0.5,
     ),
-    Rule(
-        "clipping",
-        Kind.UNHEALTHY,
-        "Are steps small enough?",
-        in_a_row(
-            "The clip stopped the gradient of more than 75 % of the tokens; half is usual in GSPO.",
-            "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
-            "clip_fraction/high",
-            "clip_fraction/low",
-            holds=lambda share: share > 0.75,
-            series=_clipped_share,
-        ),
+    Rule("clipping", Kind.UNHEALTHY, "Are steps small enough?").in_a_row(
+        "The clip stopped the gradient of more than 75 % of the tokens; half is usual in GSPO.",
+        "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
+        "clip_fraction/high",
+        "clip_fraction/low",
+        holds=lambda share: share > 0.75,
+        series=_clipped_share,
     ),
     Rule("corrected away", Kind.UNHEALTHY, "Do corrections leave enough?", _corrected_away),
     Rule("filtered", Kind.UNHEALTHY, "Do filters leave enough?", _filtered),
     Rule("gradient grows", Kind.UNHEALTHY, "Is the gradient steady?", _grad_norm),
-    Rule(
-        "far from reference",
-        Kind.UNHEALTHY,
-        "Is it near its start?",
-        in_a_row(
-            "The policy is more than 1 nat a token from the reference model.",
-            "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
-            "kl/reference",
-            holds=lambda nats: nats > 1.0,
-            least=5,
-        ),
+    Rule("far from reference", Kind.UNHEALTHY, "Is it near its start?").in_a_row(
+        "The policy is more than 1 nat a token from the reference model.",
+        "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
+        "kl/reference",
+        holds=lambda nats: nats > 1.0,
+        least=5,
     ),
-    Rule(
-        "short first",
-        Kind.UNHEALTHY,
-        "Are long answers trained on?",
-        in_a_row(
-            "Rollouts that were trained on are shorter than those that were drawn, by more than a "
-            "fifth: short answers come first.",
-            'Use batch_order = "drawn", or give rollouts more servers.',
-            "length_bias",
-            holds=lambda ratio: ratio < 0.8,
-        ),
+    Rule("short first", Kind.UNHEALTHY, "Are long answers trained on?").in_a_row(
+        "Rollouts that were trained on are shorter than those that were drawn, by more than a "
+        "fifth: short answers come first.",
+        'Use batch_order = "drawn", or give rollouts more servers.',
+        "length_bias",
+        holds=lambda ratio: ratio < 0.8,
     ),
     Rule("evals fall", Kind.UNHEALTHY, "Do evals hold?", _evals_fall),
     Rule("evals missing", Kind.UNHEALTHY, "Were all evals played?", _evals_missing),
-    Rule("branched turns", Kind.SLOW, "Do turns continue each other?", _branched),
-    Rule(
-        "waits for rollouts",
-        Kind.SLOW,
-        "Does the trainer wait?",
-        in_a_row(
-            "The trainer waited for rollouts in more than 60 % of each step.",
-            "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
-            "whether environments or the longest answers are what it waits for.",
-            "time/generate_s",
-            "time/step_s",
-            holds=lambda share: share > 0.6,
-            least=5,
-            series=partial(_step_share, "time/generate_s"),
-        ),
+    Rule("branched turns", Kind.SLOW, "Do turns continue each other?").in_a_row(
+        "{last:.0%} of later turns do not continue the tokens before them and become samples "
+        "of their own. This is exact, but the history of each is computed once more.",
+        "Either the chat template rewrites earlier turns (the start of the run reports this; "
+        "a template that only appends is set with chat_template), or interleaved_rollouts is "
+        "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
+        "its history or asks from several conversations.",
+        "turns/branched",
+        holds=lambda share: share > 0.05,
     ),
-    Rule(
-        "slow rewards",
-        Kind.SLOW,
-        "Do rewards take long?",
-        in_a_row(
-            "The trainer waits for rollouts, and these spend more than half of the time of a batch "
-            "in reward functions.",
-            "Make the reward faster or async, or give the environment more env_workers.",
-            "time/score_s",
-            "time/batch_s",
-            holds=lambda share: share > 0.5,
-            least=5,
-            series=_reward_share,
-        ),
+    Rule("waits for rollouts", Kind.SLOW, "Does the trainer wait?").in_a_row(
+        "The trainer waited for rollouts in more than 60 % of each step.",
+        "Add servers (inference_num_workers), raise max_async_rollout, or see on the timeline "
+        "whether environments or the longest answers are what it waits for.",
+        "time/generate_s",
+        "time/step_s",
+        holds=lambda share: share > 0.6,
+        least=5,
+        series=partial(_step_share, "time/generate_s"),
     ),
-    Rule(
-        "servers idle",
-        Kind.SLOW,
-        "Are servers busy?",
-        in_a_row(
-            "All rollouts of a batch take less than 30 % of a step, so that servers wait for the "
-            "trainer most of the time.",
-            "Give the trainer more ranks (trainer_num_workers) and the servers fewer GPUs, or use "
-            "the time: a larger group_size costs little.",
-            "time/batch_s",
-            "time/step_s",
-            holds=lambda share: share > 0.7,
-            least=5,
-            series=_idle_share,
-        ),
+    Rule("slow rewards", Kind.SLOW, "Do rewards take long?").in_a_row(
+        "The trainer waits for rollouts, and these spend more than half of the time of a batch "
+        "in reward functions.",
+        "Make the reward faster or async, or give the environment more env_workers.",
+        "time/score_s",
+        "time/batch_s",
+        holds=lambda share: share > 0.5,
+        least=5,
+        series=_reward_share,
     ),
-    Rule(
-        "lost servers",
-        Kind.SLOW,
-        "Are all servers there?",
-        in_a_row(
-            "At least one inference server was gone at the end of each step; the others do its "
-            "work.",
-            "servers.jsonl has the reason, and logs/inference-*.jsonl what it printed last: memory "
-            "(gpu_memory_utilization, max_num_seqs), a crash, or a node that is gone.",
-            "servers/lost",
-            holds=lambda number: number > 0,
-            least=5,
-        ),
+    Rule("servers idle", Kind.SLOW, "Are servers busy?").in_a_row(
+        "All rollouts of a batch take less than 30 % of a step, so that servers wait for the "
+        "trainer most of the time.",
+        "Give the trainer more ranks (trainer_num_workers) and the servers fewer GPUs, or use "
+        "the time: a larger group_size costs little.",
+        "time/batch_s",
+        "time/step_s",
+        holds=lambda share: share > 0.7,
+        least=5,
+        series=_idle_share,
     ),
-    Rule(
-        "full caches",
-        Kind.SLOW,
-        "Do requests keep their cache?",
-        in_a_row(
-            "Servers threw requests out of full key-value caches and computed them again: one for "
-            "every two rollouts, or more.",
-            "Raise gpu_memory_utilization or the number of servers, or lower max_tokens or "
-            "max_concurrent_prompts_per_server; the page of meters has vllm/kv_cache_used_share.",
-            "servers/thrown_out",
-            "time/generate_s",
-            holds=lambda share: share > 0.5,
-            of="rollouts/total",
-        ),
+    Rule("lost servers", Kind.SLOW, "Are all servers there?").in_a_row(
+        "At least one inference server was gone at the end of each step; the others do its work.",
+        "servers.jsonl has the reason, and logs/inference-*.jsonl what it printed last: memory "
+        "(gpu_memory_utilization, max_num_seqs), a crash, or a node that is gone.",
+        "servers/lost",
+        holds=lambda number: number > 0,
+        least=5,
     ),
-    Rule(
-        "slow weights",
-        Kind.SLOW,
-        "Do weights take long?",
-        in_a_row(
-            "Sending weights took more than a quarter of each step.",
-            "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
-            "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
-            "own).",
-            "time/sync_s",
-            holds=lambda share: share > 0.25,
-            least=5,
-            series=partial(_step_share, "time/sync_s"),
-        ),
+    Rule("full caches", Kind.SLOW, "Do requests keep their cache?").in_a_row(
+        "Servers threw requests out of full key-value caches and computed them again: one for "
+        "every two rollouts, or more.",
+        "Raise gpu_memory_utilization or the number of servers, or lower max_tokens or "
+        "max_concurrent_prompts_per_server; the page of meters has vllm/kv_cache_used_share.",
+        "servers/thrown_out",
+        "time/generate_s",
+        holds=lambda share: share > 0.5,
+        of="rollouts/total",
     ),
-    Rule(
-        "slow driver",
-        Kind.SLOW,
-        "Does the rest take long?",
-        in_a_row(
-            "Advantages, packing and records took more than a quarter of each step.",
-            "The driver or its disk is too slow: see the timeline, and whether the run folder is "
-            "on a network disk.",
-            "time/wait_s",
-            holds=lambda share: share > 0.25,
-            least=5,
-            series=partial(_step_share, "time/wait_s"),
-        ),
+    Rule("slow weights", Kind.SLOW, "Do weights take long?").in_a_row(
+        "Sending weights took more than a quarter of each step.",
+        "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
+        "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
+        "own).",
+        "time/sync_s",
+        holds=lambda share: share > 0.25,
+        least=5,
+        series=partial(_step_share, "time/sync_s"),
     ),
-    Rule(
-        "empty rows",
-        Kind.SLOW,
-        "Are rows full?",
-        in_a_row(
-            "Packed rows are less than half full.",
-            "Lower seq_len, or raise it to a multiple of the longest samples.",
-            "pack/fill",
-            "seq_len/max",
-            holds=lambda share: share < 0.5,
-            least=5,
-            series=_fill_of_rows,
-        ),
+    Rule("slow driver", Kind.SLOW, "Does the rest take long?").in_a_row(
+        "Advantages, packing and records took more than a quarter of each step.",
+        "The driver or its disk is too slow: see the timeline, and whether the run folder is "
+        "on a network disk.",
+        "time/wait_s",
+        holds=lambda share: share > 0.25,
+        least=5,
+        series=partial(_step_share, "time/wait_s"),
     ),
-    Rule(
-        "uneven ranks",
-        Kind.SLOW,
-        "Do ranks have equal work?",
-        in_a_row(
-            "A step takes over 1.3 times as long as if all ranks had equal work.",
-            "Raise the number of groups of a batch, use fewer ranks, or set "
-            "fsdp_context_parallel_size for few long samples.",
-            "pack/flops_imbalance",
-            holds=lambda times: times > 1.3,
-            least=5,
-        ),
+    Rule("empty rows", Kind.SLOW, "Are rows full?").in_a_row(
+        "Packed rows are less than half full.",
+        "Lower seq_len, or raise it to a multiple of the longest samples.",
+        "pack/fill",
+        "seq_len/max",
+        holds=lambda share: share < 0.5,
+        least=5,
+        series=_fill_of_rows,
+    ),
+    Rule("uneven ranks", Kind.SLOW, "Do ranks have equal work?").in_a_row(
+        "A step takes over 1.3 times as long as if all ranks had equal work.",
+        "Raise the number of groups of a batch, use fewer ranks, or set "
+        "fsdp_context_parallel_size for few long samples.",
+        "pack/flops_imbalance",
+        holds=lambda times: times > 1.3,
+        least=5,
     ),
     Rule("dying workers", Kind.SLOW, "Do environments stay alive?", _workers),
     Rule("stuck threads", Kind.SLOW, "Does code of environments end?", _stuck),
