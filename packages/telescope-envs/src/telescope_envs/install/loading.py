@@ -57,7 +57,8 @@ def asked(
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
     )
     if done.returncode:
-        raise EnvironmentLoadError(f"{what} cannot be loaded: {last_line(done)}")
+        failed = "exported" if question == "task_files" else "loaded"
+        raise EnvironmentLoadError(f"{what} cannot be {failed}: {last_line(done)}")
     return printed_table(done, what=what, keys=_DECLARED if question.startswith("decl") else ())
 
 
