@@ -392,9 +392,13 @@ async def test_tasks_are_built_and_played_in_containers(tmp_path, monkeypatch):
     write_task(
         tmp_path / "two",
         table=f"{elsewhere}{steps}",
-        dockerfile=lines,
+        # Its programs run as another user, whose home is not that of root.
+        dockerfile=(
+            f"{lines}RUN mkdir -p /logs/agent && chmod 777 .\n"
+            "RUN echo 'u:x:7:7::/srv:' > /etc/passwd\nUSER 7:7\n"
+        ),
         tests=judge,
-        solution="echo 1 > count\n",
+        solution="echo $(id -u)$HOME | sed s,7/srv,1, > count\n",
         more={
             "tests/Dockerfile": f"FROM {IMAGE}\nCOPY . /tests/\n",
             "steps/a/instruction.md": "Write 1 to `count`.",

@@ -18,7 +18,7 @@ IMAGE = "localhost/telescope-test:1"
 PROGRAMS = (
     *("sh", "bash", "timeout", "env", "mkdir", "mktemp", "wc", "head", "base64", "cat", "rm"),
     *("printf", "ls", "sleep", "tr", "chmod", "find", "id", "true", "echo", "touch", "pwd"),
-    *("seq", "kill", "test", "sed", "tar", "readlink"),
+    *("seq", "kill", "test", "sed", "tar", "readlink", "chown"),
 )
 AGENT_PYTHON = "/opt/agent/bin/python"
 """The interpreter of the virtual environment of an image that has one."""

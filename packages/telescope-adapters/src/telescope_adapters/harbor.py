@@ -32,6 +32,7 @@ from telescope_adapters.harbor_images import (
     local_image,
     packed,
     root_of,
+    user_of,
 )
 from telescope_adapters.harbor_registry import dataset_folder
 from telescope_adapters.harbor_tasks import (
@@ -75,6 +76,7 @@ _MEMORY_MB = 2048
 _PROCESSES = 512
 _SETUP_S = 600.0
 _SAID = 4000
+_HOME = r'sed -n "s/^[^:]*:[^:]*:$(id -u):[^:]*:[^:]*:\([^:]*\):.*/\1/p" /etc/passwd'
 _NEW_FOLDERS = "mkdir -p /logs/agent /logs/artifacts /logs/verifier && chmod 777 /logs/*"
 
 
@@ -408,8 +410,12 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
 
     async def _ready(self, image: TaskImage, box: Sandbox) -> TaskSandbox:
         """Return a new sandbox once it has what its image says."""
-        home = {} if self._is_local else {"HOME": "/root"}
-        variables = {**home, **self._variables(image)}
+        variables = self._variables(image)
+        if not self._is_local:
+            variables = {"HOME": "/root", **variables}
+            if user_of(image.dockerfile):
+                found = await box.run(["sh", "-c", _HOME])
+                variables["HOME"] = found.text.strip() or "/"
         place = TaskSandbox(task=image.name, box=box, folder="/", variables=variables)
         place.require(await box.run(["sh", "-c", _NEW_FOLDERS]), "/logs cannot be made")
         folder = image.table.workdir

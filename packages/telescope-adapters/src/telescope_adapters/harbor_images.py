@@ -51,6 +51,7 @@ _SYSTEM = {
 _WILDCARDS = re.compile(r"\*\*/?|\*|\?|\[[^\]]*\]|\\.")
 """The parts of a pattern of .dockerignore that are no names."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ROOT_USERS = ("", "root", "0", "root:root", "0:0")
 _DIGITS = 16
 AGENT_PYTHON = "/opt/telescope-agent/bin/python"
 """Python of a harness and its packages, in images that are built for it."""
@@ -117,15 +118,30 @@ def build_of(image: TaskImage, requirements: Sequence[str]) -> tuple[bytes, str]
         is_copied = folder.is_dir() and any(folder.iterdir())
         is_copied = is_copied and not image.has_tests and not (folder / "Dockerfile").exists()
         text = f"FROM {image.table.docker_image}\n{'COPY . ./' if is_copied else ''}\n"
+    user = user_of(text)
+    if user:
+        folders = f"/logs /solution{'' if image.has_tests else ' /tests'}"
+        text += f"\nUSER 0\nRUN mkdir -p {folders} && chown -R {user} {folders}\n"
     if requirements:
         home = posixpath.dirname(posixpath.dirname(AGENT_PYTHON))
         install = f"{AGENT_PYTHON} -m pip install --no-cache-dir {shlex.join(requirements)}"
         text += f"\nRUN python3 -m venv {home} && {install}\n"
+    if user:
+        text += f"USER {user}\n"
     files = _context_files(image.context)
     context = _packed(image.context, files, {"Dockerfile": text.encode()})
     digest = hashlib.sha256(context).hexdigest()[:_DIGITS]
     name = re.sub(r"[^a-z0-9]+", "-", image.name.lower()).strip("-")
     return context, f"telescope-harbor/{name}:{digest}"
+
+
+def user_of(dockerfile: str) -> str:
+    """Return the user as whom programs run; empty = root."""
+    user = ""
+    for word, rest in _lines(dockerfile):
+        if word in ("FROM", "USER"):
+            user = rest if word == "USER" else ""
+    return "" if user in _ROOT_USERS else user
 
 
 def _context_files(context: Path) -> list[Path]:
@@ -239,7 +255,7 @@ class _Reader:
             self._copy(line, rest)
         elif word == "RUN":
             self._command(line, rest)
-        elif word == "USER" and rest in ("root", "0", "root:root", "0:0"):
+        elif word == "USER" and rest in _ROOT_USERS:
             return
         elif word not in _SAYS_NOTHING:
             raise self._refused(line, "cannot be done there")
