@@ -16,7 +16,7 @@ from tests.core.harnesses.agents import AGENT
 from tests.core.sandboxes.containers import IMAGE, podman_service
 
 from telescope_adapters.harbor import HarborEnvironment, check_tasks
-from telescope_adapters.harbor_images import build_of, local_image
+from telescope_adapters.harbor_images import build_of, local_image, user_of
 from telescope_adapters.harbor_tasks import read_tasks
 from telescope_core import RolloutStatus, Split, StopReason
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
@@ -150,6 +150,17 @@ def test_a_dockerfile_that_needs_an_image_names_its_line(tmp_path):
     image = local_image(task.image, ("pip install",))
     assert (image.folder, image.environment["MARK"]) == ("/app", "yes")
     assert image.roots == {"/app", "/workspace"}
+
+
+def test_the_user_of_an_image_is_that_of_its_last_stage():
+    for text, wanted in {
+        "FROM a\nUSER root\nUSER app": "app",
+        "FROM a\nUSER app\nUSER 0": "",
+        "FROM a AS One\nUSER app\nFROM --platform=x one": "app",
+        "FROM a as one\nUSER app\nFROM b\nCOPY --from=one x y": "",
+        "ARG V=1\nFROM a\nUSER 7:7\nRUN x": "7:7",
+    }.items():
+        assert user_of(text) == wanted, text
 
 
 def test_an_image_is_named_by_what_it_is_built_of(tmp_path):

@@ -136,11 +136,16 @@ def build_of(image: TaskImage, requirements: Sequence[str]) -> tuple[bytes, str]
 
 
 def user_of(dockerfile: str) -> str:
-    """Return the user as whom programs run; empty = root."""
-    user = ""
+    """Return the user as whom programs run; empty = root, or that of the base image."""
+    users, stage, user = dict[str, str](), "", ""
     for word, rest in _lines(dockerfile):
-        if word in ("FROM", "USER"):
-            user = rest if word == "USER" else ""
+        if word == "FROM":
+            # A stage has the user of the one that it begins with.
+            base, *named = [one.lower() for one in rest.split() if not one.startswith("--")]
+            stage, user = named[-1] if named else "", users.get(base, "")
+        elif word == "USER":
+            user = rest
+        users[stage] = user
     return "" if user in _ROOT_USERS else user
 
 
