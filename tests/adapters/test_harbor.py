@@ -73,7 +73,6 @@ def test_what_is_no_task_is_told(tmp_path):
         ("[[environment.mcp_servers]]\nname = 'x'\ncommand = 'x'", "mcp_servers.0"),
         ("[environment.tpu]\ntype = 'v6e'\ntopology = '2x2'", "TPU"),
         ("[agent]\nuser = 'alice'", "agent.user"),
-        ("[verifier]\nnetwork_mode = 'no-network'", "verifier.network_mode"),
     ],
 )
 def test_what_cannot_be_given_is_refused_with_the_task(tmp_path, line, said):

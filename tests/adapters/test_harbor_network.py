@@ -9,7 +9,12 @@ from tests.adapters.harbor_folders import DOCKERFILE, TABLE, write_task
 from tests.adapters.harbor_hosts import HOST, TRIED, TRIES, OnLoopback, web
 from tests.adapters.harbor_playing import opened, playing
 
-from telescope_adapters.allowed_hosts import AllowedHosts, normalize_hosts, proxy_for
+from telescope_adapters.allowed_hosts import (
+    EVERYWHERE,
+    AllowedHosts,
+    normalize_hosts,
+    proxy_for,
+)
 from telescope_adapters.harbor import HarborEnvironment
 from telescope_adapters.harbor_tasks import read_tasks
 from telescope_core import RolloutStatus
@@ -50,6 +55,10 @@ def test_addresses_are_those_of_the_entries():
     for address, is_named, wanted in cases:
         got = hosts.permits(ip_address(address), is_named=is_named)
         assert got is wanted, address
+    every = AllowedHosts(EVERYWHERE)
+    assert every.names("x.y")
+    for address, wanted in (("8.8.8.8", True), ("10.1.2.3", False), ("127.0.0.1", False)):
+        assert every.permits(ip_address(address), is_named=False) is wanted, address
 
 
 async def test_a_name_that_leads_elsewhere_later_is_asked_about_each_time():
@@ -167,10 +176,23 @@ def test_each_part_of_a_task_has_its_hosts(tmp_path):
     assert task.image.table.hosts == ("a.b",)
     assert (one.agent_hosts, one.verifier_hosts) == ((), ("a.b",))
     assert (two.agent_hosts, two.verifier_hosts) == (("c.d",), ("e.f",))
+    # A sandbox has one network from its start to its end: public parts get a proxy to everything.
+    for line, wanted in (
+        ("[agent]\nnetwork_mode = 'no-network'", (EVERYWHERE, (), EVERYWHERE)),
+        (
+            "[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'",
+            ((), (), EVERYWHERE),
+        ),
+        ("[agent]\nnetwork_mode = 'public'", (None, None, None)),
+        ("[environment]\nnetwork_mode = 'no-network'\n[verifier.environment]", ((), (), None)),
+    ):
+        [task] = read_tasks(write_task(tmp_path / "parts", table=line))
+        [step] = task.steps
+        assert (task.image.table.hosts, step.agent_hosts, step.verifier_hosts) == wanted, line
     for line, said in (
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a:1']", "without ports"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['*']", "without ports"),
         ("[environment]\nallowed_hosts = ['a.b']", "allowlist"),
-        ("[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "agent.network_mode"),
     ):
         write_task(tmp_path / "odd", table=line)
         with pytest.raises(EnvironmentLoadError, match=said):

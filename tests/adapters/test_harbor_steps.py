@@ -98,7 +98,6 @@ def test_steps_are_read_with_what_they_share(tmp_path):
         ("[[steps]]\nname = '../a'", "a folder in steps/"),
         ("[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'", "two steps have the name 'a'"),
         ("[[steps]]\nname = 'a'\n[steps.agent]\nuser = 'bob'", "agent.user"),
-        ("[[steps]]\nname = 'a'\n[steps.verifier]\nnetwork_mode = 'no-network'", "network_mode"),
         ("[[steps]]\nname = 'a'\n[steps.verifier.environment]\ngpus = 1", "verifier.environment.g"),
         ("[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1", "shared"),
         ("artifacts = ['../x']", "artifacts"),

@@ -14,6 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 Address = IPv4Address | IPv6Address
 
+EVERYWHERE = ("*",)
+"""Entries that allow every public host."""
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 60.0
@@ -56,12 +58,14 @@ class AllowedHosts:
     def __init__(self, entries: Sequence[str]) -> None:
         """`entries` are those of `normalize_hosts`."""
         self.entries = tuple(entries)
+        self._has_all = self.entries == EVERYWHERE
         self._networks = [ip_network(entry) for entry in entries if "/" in entry]
 
     def names(self, host: str) -> bool:
         """Return whether the name of a host is among the entries."""
         wildcards = [entry[1:] for entry in self.entries if entry.startswith("*.")]
-        return host in self.entries or any(host.endswith(suffix) for suffix in wildcards)
+        is_below = any(host.endswith(suffix) for suffix in wildcards)
+        return self._has_all or host in self.entries or is_below
 
     def permits(self, address: Address, *, is_named: bool) -> bool:
         """Return whether an address may be connected to; `is_named`: it is that of an allowed name.
@@ -73,7 +77,7 @@ class AllowedHosts:
         if self.is_of_this_machine(address) or address.is_multicast:
             return False
         is_listed = any(address in network for network in self._networks)
-        return is_listed or (is_named and address.is_global)
+        return is_listed or ((is_named or self._has_all) and address.is_global)
 
     def is_of_this_machine(self, address: Address) -> bool:
         """Return whether an address is this machine's, or that of what gives it its settings."""

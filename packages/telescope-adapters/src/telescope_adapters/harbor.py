@@ -16,7 +16,12 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from telescope_adapters.allowed_hosts import AllowedHosts, proxy_for, proxy_variables
+from telescope_adapters.allowed_hosts import (
+    EVERYWHERE,
+    AllowedHosts,
+    proxy_for,
+    proxy_variables,
+)
 from telescope_adapters.harbor_grading import (
     Graded,
     TaskSandbox,
@@ -473,11 +478,11 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
     async def _reaching(
         self, place: TaskSandbox, hosts: tuple[str, ...] | None
     ) -> AsyncGenerator[TaskSandbox]:
-        """Yield a sandbox whose commands reach `hosts` for a block; None = what it has reaches all.
+        """Yield a sandbox whose commands reach `hosts` for a block; None = its network has all.
 
-        The sandbox has no network then, so nothing goes past the proxy.
+        With hosts, the sandbox has no network, so nothing goes past the proxy.
         """
-        if not hosts:
+        if not hosts or (self._is_local and hosts == EVERYWHERE):
             yield replace(place, proxy={})
             return
         async with (

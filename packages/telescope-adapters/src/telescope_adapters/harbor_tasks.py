@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from telescope_adapters.allowed_hosts import normalize_hosts
+from telescope_adapters.allowed_hosts import EVERYWHERE, normalize_hosts
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
@@ -414,12 +414,31 @@ def _read(folder: Path) -> HarborTask:
         ) from None
     whole = folder.resolve()
     name = table.task.name or whole.name
+    environment = table.environment
+    steps = [_step(whole, name, table, step) for step in table.steps or [None]]
+    reached = {environment.hosts, *(step.agent_hosts for step in steps)}
+    reached |= {step.verifier_hosts for step in steps if step.grader is None}
+    if None in reached and len(reached) > 1:
+        # A sandbox has one network all the time: its public parts reach every host by a proxy.
+        if environment.hosts is None:
+            everywhere = {"network_mode": "allowlist", "allowed_hosts": [*EVERYWHERE]}
+            environment = environment.model_copy(update=everywhere)
+        steps = [
+            replace(
+                step,
+                agent_hosts=EVERYWHERE if step.agent_hosts is None else step.agent_hosts,
+                verifier_hosts=EVERYWHERE
+                if step.grader is None and step.verifier_hosts is None
+                else step.verifier_hosts,
+            )
+            for step in steps
+        ]
     return HarborTask(
         name=name,
         folder=whole,
         table=table,
-        image=TaskImage(name=name, table=table.environment, context=whole / "environment"),
-        steps=tuple(_step(whole, name, table, step) for step in table.steps or [None]),
+        image=TaskImage(name=name, table=environment, context=whole / "environment"),
+        steps=tuple(steps),
     )
 
 
@@ -521,7 +540,6 @@ def _unplayed(task: HarborTask) -> list[str]:
     verifiers = [table.verifier, *(step.verifier for step in table.steps)]
     hooks = [hook for verifier in verifiers for hook in verifier.collect]
     sources = [one for step in task.steps for one in step.artifacts]
-    has_shared = any(step.grader is None for step in task.steps)
     needs: list[tuple[str, object]] = [
         (
             "brings a conversation to go on with (trajectory.json)",
@@ -537,10 +555,6 @@ def _unplayed(task: HarborTask) -> list[str]:
         for phase in phases:
             what = f"has a user of its own for the {name} ({name}.user = {phase.user!r})"
             needs.append((what, phase.user not in _ROOT))
-    for name, phases in (("agent", agents), ("verifier", verifiers if has_shared else [])):
-        opens_all = {phase.hosts is None for phase in phases if phase.network_mode}
-        differs = opens_all - {environment.hosts is None}
-        needs.append((f"is public in part alone ({name}.network_mode)", differs))
     for step in task.steps:
         whose = f" for its step {step.name!r}" if step.name else ""
         found = any((folder / "test.sh").is_file() for folder in step.tests)
