@@ -6,12 +6,12 @@ eval the even ones. Each rollout has a game of its own, which is stepped in thre
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.base.types import Example, Rollout, Split, StopReason
-from telescope_core.environments import Episode, reward
+from telescope_core.base.types import Example, Split, StopReason
+from telescope_core.environments import Episode
 from telescope_core.examples import GeneratedSource
 
 
@@ -53,18 +53,10 @@ class GameConfig(AdaptedConfig):
     """Most moves of a rollout."""
 
 
-@dataclass(slots=True)
-class Played:
-    """The rewards of a game so far."""
-
-    total: float = 0.0
-
-
-class GameEnvironment(AdaptedEnvironment):
+class GameEnvironment(SteppedEnvironment):
     """A game whose reward is the sum of those of its steps."""
 
     Config = GameConfig
-    State: ClassVar[type[Played]] = Played
 
     def new_game(self) -> Game:
         """Return a game that has not started; called in a thread."""
@@ -72,9 +64,9 @@ class GameEnvironment(AdaptedEnvironment):
 
     def examples(self, split: Split) -> GeneratedSource:
         """Return one example for each seed."""
-        return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
+        return seeds(split)
 
-    async def play(self, episode: Episode[Played]) -> StopReason:
+    async def play(self, episode: Episode[Earned]) -> StopReason:
         """Answer each text until the game is over."""
         threads = self.caller.in_thread
         game = await threads(self.new_game)
@@ -87,7 +79,7 @@ class GameEnvironment(AdaptedEnvironment):
                 if said.finish_reason == "length":
                     return StopReason.LENGTH
                 step = await threads(partial(game.step, said.message.content))
-                episode.state.total += step.reward
+                episode.state.add(step.reward)
                 episode.metrics.update(step.metrics)
                 episode.tags.update(step.tags)
                 if step.is_over or step.is_cut:
@@ -97,13 +89,12 @@ class GameEnvironment(AdaptedEnvironment):
         finally:
             await threads(game.close)
 
-    @reward
-    def total(self, rollout: Rollout, example: Example, episode: Episode[Played]) -> float:
-        """The sum of the rewards of all steps."""
-        return episode.state.total
 
+def seeds(split: Split) -> GeneratedSource:
+    """Return one example for each seed of a split."""
 
-def seeded(split: Split, index: int) -> Example:
-    """Return example `index` of an environment whose examples are seeds."""
-    seed = 2 * index + (split is Split.TRAIN)
-    return Example(id=f"seed-{seed}", prompt=f"seed {seed}", info={"reset": {"seed": seed}})
+    def seeded(_: object, index: int) -> Example:
+        seed = 2 * index + (split is Split.TRAIN)
+        return Example(id=f"seed-{seed}", prompt=f"seed {seed}", info={"reset": {"seed": seed}})
+
+    return GeneratedSource(seeded, seed=0)

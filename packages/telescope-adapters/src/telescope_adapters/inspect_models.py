@@ -7,8 +7,8 @@ set, and the rest is refused by name.
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.settings import function_tool
@@ -16,6 +16,7 @@ from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
 from telescope_core.base.types import Completion, Message, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode
+from telescope_core.records.files import json_object
 
 _POLICY = "telescope/policy"
 _KEPT = {
@@ -233,12 +234,9 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
 
 def _their_call(call_class: Any, call: ToolCall) -> Any:
     """Convert a tool call to inspect_ai's; arguments that are no JSON object become its error."""
-    try:
-        arguments: Any = json.loads(call.arguments or "{}")
-    except json.JSONDecodeError:
-        arguments = None
-    if isinstance(arguments, Mapping):
-        return call_class(id=call.id, function=call.name, arguments=dict(cast(Any, arguments)))
+    arguments = json_object(call.arguments or "{}")
+    if arguments is not None:
+        return call_class(id=call.id, function=call.name, arguments=arguments)
     error = f"the arguments are no JSON object: {call.arguments}"
     return call_class(id=call.id, function=call.name, arguments={}, parse_error=error)
 

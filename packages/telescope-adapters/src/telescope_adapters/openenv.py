@@ -9,14 +9,14 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import aiohttp
 from pydantic import Field
 
-from telescope_adapters.games import seeded
+from telescope_adapters.games import seeds
 from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
-from telescope_adapters.settings import AdaptedConfig, function_tool
+from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
 from telescope_core.base.errors import (
     ConfigError,
     EndpointError,
@@ -27,16 +27,15 @@ from telescope_core.base.types import (
     Example,
     JsonValue,
     Message,
-    Rollout,
     Split,
     StopReason,
     ToolCall,
 )
-from telescope_core.environments import Environment, Episode, reward
+from telescope_core.environments import Environment, Episode
 from telescope_core.environments.class_checks import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import Examples
-from telescope_core.examples import GeneratedSource, ListSource
+from telescope_core.examples import ListSource
 from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
 
 _ANSWER_S = 120.0
@@ -73,19 +72,6 @@ class OpenEnvConfig(AdaptedConfig, MatchConfig):
 
 
 @dataclass(slots=True)
-class Episodes:
-    """The sum of the rewards of one episode so far."""
-
-    total: float | None = None
-    """Sum of the rewards; None until a step gives one."""
-
-    def add(self, got: Mapping[str, Any]) -> None:
-        """Count the reward of a step, if it has one."""
-        if got.get("reward") is not None:
-            self.total = (self.total or 0.0) + float(got["reward"])
-
-
-@dataclass(slots=True)
 class _Server:
     """Facts about a server from its first answer."""
 
@@ -107,7 +93,7 @@ class OpenEnvSessions(ServedEnvironment):
     def examples(self, split: Split) -> Examples:
         """Return the tasks of the server, or seeds. Runs in a thread."""
         if not self.config.environment:
-            return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
+            return seeds(split)
         return ListSource(asyncio.run(self._tasks(split)))
 
     def _shown(self, got: Mapping[str, Any]) -> str:
@@ -205,10 +191,8 @@ class OpenEnvSessions(ServedEnvironment):
         ]
 
 
-class OpenEnvEnvironment(OpenEnvSessions):
+class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
     """An environment for one player; a game for several is an `OpenEnvMatch`."""
-
-    State: ClassVar[type[Episodes]] = Episodes
 
     def __init__(self, config: OpenEnvConfig | None = None) -> None:
         super().__init__(config)
@@ -225,7 +209,7 @@ class OpenEnvEnvironment(OpenEnvSessions):
             return OpenEnvMatch.from_settings(settings)
         return super().from_settings(settings)
 
-    async def play(self, episode: Episode[Episodes]) -> StopReason:
+    async def play(self, episode: Episode[Earned]) -> StopReason:
         """Play one episode over one WebSocket."""
         server: _Server = await self.looked()
         reset = cast(Mapping[str, Any], episode.example.info["reset"])
@@ -259,26 +243,21 @@ class OpenEnvEnvironment(OpenEnvSessions):
             )
         return StopReason.COMPLETED
 
-    @reward
-    def total(self, rollout: Rollout, example: Example, episode: Episode[Episodes]) -> float:
-        """The sum of the rewards of all steps."""
-        return episode.state.total or 0.0
-
     async def _stepped(
-        self, episode: Episode[Episodes], server: _Server, socket: "_Socket", message: Message
+        self, episode: Episode[Earned], server: _Server, socket: "_Socket", message: Message
     ) -> dict[str, Any]:
         """Take the steps of an answer, and add their results."""
         if not message.tool_calls:
             action = {**self.config.action, server.action_field: message.content}
             got = await socket.ask("step", action)
-            episode.state.add(got)
+            episode.state.add(got.get("reward"))
             if not _is_done(got):
                 episode.add(self._shown(got))
             return got
         got: dict[str, Any] = {}
         for call in message.tool_calls:
             got = await _called(socket, call)
-            episode.state.add(got)
+            episode.state.add(got.get("reward"))
             result = _result_text(got.get("observation", {}))
             episode.add(Message(role="tool", content=result, tool_call_id=call.id))
         return got

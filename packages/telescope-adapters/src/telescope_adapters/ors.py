@@ -10,12 +10,12 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import aiohttp
 
 from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, ask, new_session
-from telescope_adapters.settings import AdaptedConfig, function_tool
+from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
 from telescope_core.base.errors import (
     EndpointError,
     EnvironmentLoadError,
@@ -24,8 +24,8 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_core.base.messages import message_from_json
-from telescope_core.base.types import Example, Message, Rollout, Split, StopReason, ToolCall
-from telescope_core.environments import Episode, reward
+from telescope_core.base.types import Example, Message, Split, StopReason, ToolCall
+from telescope_core.environments import Episode
 from telescope_core.environments.sources import Examples
 from telescope_core.examples import ListSource
 
@@ -48,14 +48,6 @@ class OrsConfig(AdaptedConfig):
     validation."""
     max_turns: int = 30
     """Most answers of a rollout."""
-
-
-@dataclass(slots=True)
-class Earned:
-    """The sum of the rewards of one rollout so far."""
-
-    total: float | None = None
-    """None until the result of a call has a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +75,10 @@ class _Tasks:
         return self._read(index)
 
 
-class OrsEnvironment(ServedEnvironment):
+class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
     """An environment of a running server of the Open Reward Standard."""
 
     Config = OrsConfig
-    State: ClassVar[type[Earned]] = Earned
     scheme = "ors"
 
     @property
@@ -128,11 +119,6 @@ class OrsEnvironment(ServedEnvironment):
                     return StopReason.COMPLETED
         return StopReason.MAX_TURNS
 
-    @reward
-    def total(self, rollout: Rollout, example: Example, episode: Episode[Earned]) -> float:
-        """The sum of the rewards of all calls; 0 if the policy ended before there was one."""
-        return episode.state.total or 0.0
-
     async def _called(
         self, session: _OpenSession, episode: Episode[Earned], call: ToolCall
     ) -> tuple[list[Message], bool]:
@@ -155,8 +141,7 @@ class OrsEnvironment(ServedEnvironment):
         if not got["ok"]:
             return refused(got["error"])
         output = got["output"]
-        if output.get("reward") is not None:
-            episode.state.total = (episode.state.total or 0.0) + float(output["reward"])
+        episode.state.add(output.get("reward"))
         is_finished = bool(output.get("finished"))
         if is_finished and episode.state.total is None:
             raise RewardError(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.base.types import ToolCall
+from telescope_core.records.files import json_object
 
 _LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 """A server may work for minutes on one request; the deadline of the rollout is the real limit."""
@@ -79,11 +80,7 @@ async def ask(
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     """Return the arguments of a call by name; None if they are no JSON object."""
-    try:
-        given: object = json.loads(call.arguments or "{}")
-    except json.JSONDecodeError:
-        return None
-    return cast(dict[str, Any], given) if isinstance(given, dict) else None
+    return json_object(call.arguments or "{}")
 
 
 def new_session() -> aiohttp.ClientSession:

@@ -5,13 +5,14 @@ first reward outside it ends the eval or the run, and the error says which setti
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from telescope_core.base.errors import ConfigError, RewardError, UnplayableError
 from telescope_core.base.types import Example, JsonValue, Message
-from telescope_core.environments import Environment, EnvironmentConfig
+from telescope_core.environments import Environment, EnvironmentConfig, Episode, reward
 
 
 class AdaptedConfig(EnvironmentConfig):
@@ -73,6 +74,30 @@ class AdaptedEnvironment(Environment):
     async def first_messages(self, example: Example) -> list[Message]:
         """Return nothing: the framework decides how a rollout begins."""
         return []
+
+
+@dataclass(slots=True)
+class Earned:
+    """The sum of the rewards of one rollout so far."""
+
+    total: float | None = None
+    """None until a step gives one."""
+
+    def add(self, gained: float | None) -> None:
+        """Count the reward of a step, if it has one."""
+        if gained is not None:
+            self.total = (self.total or 0.0) + float(gained)
+
+
+class SteppedEnvironment(AdaptedEnvironment):
+    """An environment whose reward is the sum of those of its steps."""
+
+    State: ClassVar[type[Earned]] = Earned
+
+    @reward
+    def total(self, episode: Episode[Earned]) -> float:
+        """The sum of the rewards of all steps; 0 if the policy ended before there was one."""
+        return episode.state.total or 0.0
 
 
 def as_metrics(values: Mapping[str, object]) -> dict[str, float]:

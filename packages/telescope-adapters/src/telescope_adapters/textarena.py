@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from telescope_adapters.frameworks import TEXTARENA, imported
-from telescope_adapters.games import GameConfig, GameEnvironment, GameStep, seeded
+from telescope_adapters.games import GameConfig, GameEnvironment, GameStep, seeds
 from telescope_adapters.settings import AdaptedEnvironment, as_metrics
 from telescope_core.base.errors import (
     ConfigError,
@@ -81,7 +81,7 @@ class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
 
     def examples(self, split: Split) -> GeneratedSource:
         """Return one example for each seed."""
-        return GeneratedSource(lambda _, index: seeded(split, index), seed=0)
+        return seeds(split)
 
     async def play_match(self, match: Match) -> dict[str, float]:
         """Let the players answer in turn; a game that a limit ended is a draw."""

@@ -17,7 +17,12 @@ from telescope_core.base.types import (
     Message,
     Rollout,
     Sampling,
+    Split,
 )
+
+_MAX_TOKENS = 1 << 20
+"""Token limit of an answer, which the other framework sets."""
+_ROLLOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +39,17 @@ class ModelCall:
 class Stepped:
     """One rollout that waits for its answers."""
 
-    def __init__(self, client: EnvironmentClient, request: PlayRequest) -> None:
-        """Start the rollout; call it on the event loop that steps it."""
+    def __init__(self, client: EnvironmentClient, split: str, index: int, *, group_id: str) -> None:
+        """Start a rollout of an example; call it on the event loop that steps it."""
         self._policy = _Waiting()
+        request = PlayRequest(
+            split=Split(split),
+            example_index=index,
+            group_id=group_id,
+            index=0,
+            sampling=Sampling(max_tokens=_MAX_TOKENS),
+            deadline_s=_ROLLOUT_S,
+        )
         self._playing = asyncio.create_task(client.play(request, self._policy))
 
     async def begun(self) -> ModelCall | Rollout:

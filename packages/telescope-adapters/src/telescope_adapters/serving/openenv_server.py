@@ -18,14 +18,10 @@ from telescope_adapters.frameworks import OPENENV_SERVER, imported
 from telescope_adapters.serving.inside_out import ModelCall, Stepped
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.messages import message_to_json
-from telescope_core.base.protocols import EnvironmentClient, PlayRequest
+from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
-from telescope_core.base.types import Completion, Message, Rollout, Sampling, Split, ToolCall
+from telescope_core.base.types import Completion, Message, Rollout, Split, ToolCall
 from telescope_core.open import open_environment
-
-_MAX_TOKENS = 1 << 20
-"""Token limit of an answer, which the client sets."""
-_ROLLOUT_S = 3600.0
 
 
 def openenv_app(client: EnvironmentClient, *, max_sessions: int = 100) -> Any:
@@ -79,8 +75,8 @@ class _Session:
         self._state = self.new_state(episode_id=episode_id)
         split = str(options.get("split", Split.TRAIN))
         index = int(options["index"]) if "index" in options else await self._drawn(split, seed or 0)
-        request = _request(split, index, next(self.numbers))
-        self._stepped = Stepped(self.client, request)
+        group_id = f"openenv-{next(self.numbers)}"
+        self._stepped = Stepped(self.client, split, index, group_id=group_id)
         return _observed(self.shown, await self._stepped.begun())
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
@@ -157,17 +153,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     uvicorn: Any = imported(OPENENV_SERVER, "uvicorn")
     uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-
-
-def _request(split: str, index: int, number: int) -> PlayRequest:
-    return PlayRequest(
-        split=Split(split),
-        example_index=index,
-        group_id=f"openenv-{number}",
-        index=0,
-        sampling=Sampling(max_tokens=_MAX_TOKENS),
-        deadline_s=_ROLLOUT_S,
-    )
 
 
 def _observed(shown: Any, what: ModelCall | Rollout) -> Any:

@@ -13,14 +13,9 @@ from telescope_adapters.serving.inside_out import ModelCall, Stepped
 from telescope_adapters.verifiers import as_messages
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import message_to_json
-from telescope_core.base.protocols import PlayRequest
-from telescope_core.base.types import Completion, Rollout, RolloutStatus, Sampling, Split
+from telescope_core.base.types import Completion, Rollout, RolloutStatus, Split
 from telescope_core.environments import Environment
 from telescope_core.playing.in_process import InProcessEnvironment
-
-_MAX_TOKENS = 1 << 20
-"""Token limit of an answer, which verifiers' sampling sets."""
-_ROLLOUT_S = 3600.0
 
 
 def verifiers_environment(
@@ -67,15 +62,8 @@ class _ServedSession:
     async def setup_state(self, state: Any) -> Any:
         """Start the rollout of the row's example."""
         about = state["info"]
-        request = PlayRequest(
-            split=Split(about["split"]),
-            example_index=about["index"],
-            group_id=f"verifiers-{next(self.numbers)}",
-            index=0,
-            sampling=Sampling(max_tokens=_MAX_TOKENS),
-            deadline_s=_ROLLOUT_S,
-        )
-        state["telescope"] = Stepped(self.client, request)
+        group_id = f"verifiers-{next(self.numbers)}"
+        state["telescope"] = Stepped(self.client, about["split"], about["index"], group_id=group_id)
         state["prompt"] = self._shown(await state["telescope"].begun(), state)
         return state
 

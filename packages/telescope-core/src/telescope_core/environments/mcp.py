@@ -23,6 +23,7 @@ from telescope_core.base.types import JsonValue
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
 from telescope_core.environments.tool_schema import simplified
+from telescope_core.records.files import json_object
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -164,16 +165,13 @@ class McpConnection:
         """
         from mcp import MCPError
 
-        try:
-            arguments: object = json.loads(text or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
+        arguments = json_object(text or "{}")
+        if arguments is None:
             raise BadArgumentsError(f"the arguments of {name} must be a JSON object, got {text!r}")
         if self._client is None:
             raise self._gone("it was closed")
         try:
-            result = await self._client.call_tool(name, cast(dict[str, Any], arguments))
+            result = await self._client.call_tool(name, arguments)
         except MCPError as error:
             if error.code != _CONNECTION_CLOSED:
                 raise ToolError(error.message) from None

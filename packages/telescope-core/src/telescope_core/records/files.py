@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def json_object(content: bytes) -> dict[str, Any] | None:
+def json_object(content: str | bytes) -> dict[str, Any] | None:
     """Return the JSON object in a line or a file; None if it is anything else, or cut short."""
     try:
         found: object = json.loads(content)
