@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from telescope_core.records import RunFolder
 from telescope_core.records.follow import LineTail
-from telescope_ui.base.curves import thinned
+from telescope_ui.base.curves import Drawn, shared_curves, thinned
 from telescope_ui.base.lanes import (
     Bar,
     Change,
@@ -40,6 +40,25 @@ def test_thinning_keeps_the_ends_and_the_extremes(values, points):
         assert (min(shown), max(shown)) == (min(known), max(known))
     if values:
         assert (kept.positions[0], kept.positions[-1]) == (0, len(values) - 1)
+
+
+@given(
+    values=st.lists(NUMBERS, max_size=200),
+    window=st.integers(2, 9),
+    first=st.none() | st.integers(1, 50),
+)
+def test_averages_of_the_positions_that_are_drawn_are_those_of_the_whole_curve(
+    values, window, first
+):
+    drawn = Drawn(points=20, first=first, smooth=window)
+    found = shared_curves(range(1, len(values) + 1), {"m": array("d", values)}, drawn)
+    assert found["metrics"]["m"] == pytest.approx(
+        [values[step - 1] for step in found["steps"]], nan_ok=True
+    )
+    for step, mean in zip(found["steps"], found["smooth"]["m"], strict=True):
+        before = [v for v in values[max(0, step - window) : step] if not math.isnan(v)]
+        is_gap = math.isnan(values[step - 1])
+        assert math.isnan(mean) if is_gap else mean == math.fsum(before) / len(before)
 
 
 BARS = st.lists(

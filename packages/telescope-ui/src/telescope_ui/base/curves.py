@@ -1,7 +1,6 @@
 """Reduce curves to few points for drawing, without losing a peak. Pure."""
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,9 +31,10 @@ def thinned(columns: Sequence[Sequence[float]], num: int, *, points: int) -> Thi
         first, end = stretch * num // stretches, (stretch + 1) * num // stretches
         kept |= {first, end - 1}
         for column in columns:
-            known = [at for at in range(first, end) if not math.isnan(column[at])]
+            part = column[first:end]
+            known = part if not math.isnan(sum(part)) else [one for one in part if one == one]
             if known:
-                kept |= {min(known, key=column.__getitem__), max(known, key=column.__getitem__)}
+                kept |= {first + part.index(min(known)), first + part.index(max(known))}
     return Thinned(sorted(kept), True)
 
 
@@ -63,17 +63,15 @@ class Drawn(NamedTuple):
         ]
 
 
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and up to `window` - 1 values before it, ignoring NaN.
+def smoothed(values: Sequence[float], window: int, positions: Sequence[int]) -> list[float]:
+    """Return the mean of the values at `positions` and up to `window` - 1 before each, without NaN.
 
     A missing value gives a missing mean, so that a gap stays one.
     """
     found: list[float] = []
-    recent: deque[float] = deque(maxlen=window)
-    for value in values:
-        recent.append(value)
-        known = [one for one in recent if not math.isnan(one)]
-        found.append(math.nan if math.isnan(value) else math.fsum(known) / len(known))
+    for at in positions:
+        known = [one for one in values[max(0, at + 1 - window) : at + 1] if not math.isnan(one)]
+        found.append(math.nan if math.isnan(values[at]) else math.fsum(known) / len(known))
     return found
 
 
@@ -95,16 +93,19 @@ def shared_curves(
     """
     window = drawn.window(len(steps))
     part = drawn.part(steps)
-    own = {name: [values[at] for at in part] for name, values in metrics.items()}
-    kept = thinned(list(own.values()), len(part), points=drawn.points)
-    smooth: dict[str, list[float]] = {}
-    if window > 1:
-        for name, values in metrics.items():
-            averages = smoothed(values, window)
-            smooth[name] = [averages[part[at]] for at in kept.positions]
+    own = [
+        values if len(part) == len(steps) else [values[at] for at in part]
+        for values in metrics.values()
+    ]
+    kept = thinned(own, len(part), points=drawn.points)
+    positions = [part[at] for at in kept.positions]
+    # Of long runs most positions are not kept, and an average is the costly part of a curve.
+    smooth = {
+        name: smoothed(values, window, positions) for name, values in metrics.items() if window > 1
+    }
     return {
-        "steps": [steps[part[at]] for at in kept.positions],
-        "metrics": {name: [values[at] for at in kept.positions] for name, values in own.items()},
+        "steps": [steps[at] for at in positions],
+        "metrics": {name: [values[at] for at in positions] for name, values in metrics.items()},
         "smooth": smooth,
         "smooth_steps": window,
         "is_thinned": kept.is_thinned,
