@@ -2,8 +2,9 @@
 
 Writes a run with text and tokens into a temporary folder, starts `telescope ui` on it as a process
 of its own, and asks over loopback as a browser would. The same scalars and texts go into an
-ordinary SQLite store with indexes, for the same questions. `--rollouts 20000` for a small one.
-`--folder FOLDER --only-write` writes the run; without `--only-write`, a run that is there is taken.
+ordinary SQLite store with indexes, for the same questions. The pages of four runs of other shapes
+are asked for too. `--rollouts 20000` for a small run. `--folder FOLDER --only-write` writes the
+runs; without `--only-write`, runs that are there are taken.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 import pyarrow.parquet as pq
 from machine import facts_of_run, table, write_results
-from ui.generated import PER_STEP, RARE, write_run
+from ui.generated import GROUP_SIZE, PER_STEP, RARE, Shape, write_run
 
 from telescope_core.records import RunFolder
 
@@ -39,6 +40,13 @@ SCALARS = (
     *("step", "environment", "example_id", "group_id", "index", "attempt", "status", "reward"),
     *("advantage", "num_completion_tokens", "is_truncated", "newest_version", "generate_s"),
 )
+SHAPES = {
+    "steps": Shape(num_steps=10_000, per_step=8),
+    "giant": Shape(num_steps=1, per_step=100_000),
+    "turns": Shape(num_steps=8, per_step=256, num_turns=100),
+    "wide": Shape(num_steps=20, num_metrics=300),
+}
+"""Runs of other shapes, which `--rollouts` leaves as they are."""
 PAGE = """# `telescope ui` on a large run
 
 {facts}
@@ -49,6 +57,7 @@ model calls, spans of 8 ranks, meters of 8 GPUs: {size_gb:.2f} GB in {files:,} f
 | | measured | at most |
 |---|---|---|
 | making the index | {index_s:.1f} s | 10 s |
+| the same in processor time | {index_cpu_s:.1f} s | |
 | its size on disk | {index_mb:.0f} MB | 50 MB |
 | first page of the run, without an index | {first_page_ms:.0f} ms | |
 | resident memory after all questions | {memory_mb:.0f} MB | 1,000 MB |
@@ -56,14 +65,21 @@ model calls, spans of 8 ranks, meters of 8 GPUs: {size_gb:.2f} GB in {files:,} f
 | a new row of metrics: until a Chromium shows it, median | {row_to_page_ms:.0f} ms | 1,000 ms |
 | the slowest of {num_rows} such rows | {slowest_row_ms:.0f} ms | 1,000 ms |
 | a text of the oldest step, searched as the page does: until its hit | {searched_s:.1f} s | 10 s |
+| the same in processor time | {searched_cpu_s:.1f} s | |
 | summing up the stages of all rollouts for the timeline | {stages_s:.1f} s | |
 | SQLite with the same scalars and texts: loading | {sqlite_load_s:.0f} s | |
 | its size on disk | {sqlite_mb:,.0f} MB | |
 
-Median of {times} answers over loopback, in milliseconds, with the transfer and the JSON. SQLite is
-asked in the same process, without either.
+Median of {times} answers over loopback, in milliseconds, with the transfer and the JSON; processor
+time of the process that serves is a mean of them. SQLite is asked in the same process, without
+transfer and JSON.
 
 {table}
+
+The same pages of runs of other shapes: the one that takes the most processor time, and the one with
+the largest answer.
+
+{shapes}
 """
 
 
@@ -80,20 +96,20 @@ RUN = "/runs/large"
 COLUMNS = ", ".join(f'"{name}"' for name in SCALARS)
 
 
-def questions(steps: int) -> list[Question]:
-    """Return what is asked of a run with so many steps, in the order of the pages."""
-    half = steps // 2
+def questions(key: str, shape: Shape) -> list[Question]:
+    """Return what is asked of the run `key`, in the order of the pages."""
+    run, half = f"/runs/{key}", max(1, shape.num_steps // 2)
     return [
-        *questions_of_lists(half),
-        *questions_of_rollouts(half),
-        *questions_of_searches(),
-        *questions_of_times(half),
+        *questions_of_lists(key, half),
+        *questions_of_rollouts(key, half, group=min(5, shape.per_step // GROUP_SIZE - 1)),
+        *questions_of_searches(run),
+        *questions_of_times(run, half),
     ]
 
 
-def questions_of_lists(half: int) -> list[Question]:
+def questions_of_lists(key: str, half: int) -> list[Question]:
     """Return questions about many rollouts at once."""
-    run, columns = RUN, COLUMNS
+    run, columns = f"/runs/{key}", COLUMNS
     return [
         Question("runs", "/", 200),
         Question(
@@ -104,8 +120,8 @@ def questions_of_lists(half: int) -> list[Question]:
             "avg(reward) AS mean FROM r GROUP BY environment, step, group_id) "
             "GROUP BY environment, step",
         ),
-        Question("compare with another run", "/compare?run=large&run=small", 200),
-        Question("examples of both runs", "/compare/examples?run=large&run=small", 200),
+        Question("compare with another run", f"/compare?run={key}&run=small", 200),
+        Question("examples of both runs", f"/compare/examples?run={key}&run=small", 200),
         Question(
             "newest rollouts",
             f"{run}/rollouts",
@@ -140,21 +156,21 @@ def questions_of_lists(half: int) -> list[Question]:
     ]
 
 
-def questions_of_rollouts(half: int) -> list[Question]:
-    """Return questions about few rollouts in the middle of the run."""
-    run = RUN
+def questions_of_rollouts(key: str, half: int, *, group: int) -> list[Question]:
+    """Return questions about few rollouts in the middle of the run, of one group of a step."""
+    run, group_id = f"/runs/{key}", f"{half}-{group}"
     return [
         Question(
             "one rollout with its tokens",
-            f"{run}/rollouts/{half}-5/3/1",
+            f"{run}/rollouts/{group_id}/3/1",
             50,
-            f"SELECT * FROM r JOIN t USING (id) WHERE group_id = '{half}-5' AND \"index\" = 3",
+            f"SELECT * FROM r JOIN t USING (id) WHERE group_id = '{group_id}' AND \"index\" = 3",
         ),
         Question(
             "a group",
-            f"{run}/groups/{half}-5",
+            f"{run}/groups/{group_id}",
             200,
-            f"SELECT * FROM r JOIN t USING (id) WHERE group_id = '{half}-5'",
+            f"SELECT * FROM r JOIN t USING (id) WHERE group_id = '{group_id}'",
         ),
         Question(
             "one example over all steps",
@@ -165,15 +181,14 @@ def questions_of_rollouts(half: int) -> list[Question]:
         ),
         Question(
             "difference of two rollouts",
-            f"/difference?left=large%2F{half}-5%2F3%2F1&right=large%2F{half}-5%2F4%2F1",
+            f"/difference?left={key}%2F{group_id}%2F3%2F1&right={key}%2F{group_id}%2F4%2F1",
             200,
         ),
     ]
 
 
-def questions_of_searches() -> list[Question]:
+def questions_of_searches(run: str) -> list[Question]:
     """Return searches in the texts of all rollouts."""
-    run = RUN
     return [
         Question(
             "search: first hits of a common word",
@@ -190,9 +205,9 @@ def questions_of_searches() -> list[Question]:
     ]
 
 
-def questions_of_times(half: int) -> list[Question]:
+def questions_of_times(run: str, half: int) -> list[Question]:
     """Return questions about moments, and the rest of the pages."""
-    run, begin_s = RUN, 1_750_000_000
+    begin_s = 1_750_000_000
     return [
         Question("timeline of the whole run", f"{run}/timeline", 200),
         Question(
@@ -221,6 +236,27 @@ class Server(NamedTuple):
 
     def ask(self, address: str) -> Any:
         """Return the data of a page."""
+        return json.loads(self.answer(address))
+
+    def cpu_s(self) -> float:
+        """Return the processor time of the process so far."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def asked(self, address: str, times: int = TIMES) -> "Asked":
+        """Return what `times` answers took, after one that is not counted."""
+        content = self.answer(address)
+        cpu_s = self.cpu_s()
+        found_ms: list[float] = []
+        for _ in range(times):
+            began = time.perf_counter()
+            content = self.answer(address)
+            found_ms.append(1000 * (time.perf_counter() - began))
+        cpu_ms = 1000 * (self.cpu_s() - cpu_s) / times
+        return Asked(ms=statistics.median(found_ms), cpu_ms=cpu_ms, kb=len(content) / 1e3)
+
+    def answer(self, address: str) -> bytes:
+        """Return the content of a page."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         headers = {"authorization": f"Bearer {self.token}", "accept": "application/json"}
         connection.request("GET", address, headers=headers)
@@ -229,7 +265,15 @@ class Server(NamedTuple):
         connection.close()
         if answer.status != 200:
             raise SystemExit(f"{address}: {answer.status} {content[:500]!r}")
-        return json.loads(content)
+        return content
+
+
+class Asked(NamedTuple):
+    """What answers to an address took: median time, mean processor time, and kB of one."""
+
+    ms: float
+    cpu_ms: float
+    kb: float
 
 
 @contextmanager
@@ -252,23 +296,23 @@ def serving(folder: Path, cache: Path) -> Iterator[Server]:
             process.terminate()
 
 
-def median_ms(ask: Callable[[], object], times: int = TIMES) -> float:
-    """Return the median of `times` calls, after one that is not counted."""
-    ask()
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        ask()
-        found.append(1000 * (time.perf_counter() - began))
-    return statistics.median(found)
+class Took(NamedTuple):
+    """Seconds of something, and those of processor time of the process that serves."""
+
+    s: float
+    cpu_s: float
 
 
-def indexed(server: Server, folder: Path) -> float:
-    """Return the seconds until the index of a run is complete."""
-    began = time.perf_counter()
-    while not server.ask("/runs/large/rollouts?limit=1")["index"]["is_complete"]:
+def took(server: Server, do: Callable[[], object]) -> Took:
+    began, cpu_s = time.perf_counter(), server.cpu_s()
+    do()
+    return Took(time.perf_counter() - began, server.cpu_s() - cpu_s)
+
+
+def index_fully(server: Server, run: str) -> None:
+    """Ask until the index of a run is complete."""
+    while not server.ask(f"{run}/rollouts?limit=1")["index"]["is_complete"]:
         pass
-    return time.perf_counter() - began
 
 
 def new_step_ms(server: Server, run: Path, steps: int) -> float:
@@ -287,24 +331,39 @@ def new_step_ms(server: Server, run: Path, steps: int) -> float:
     return statistics.median(found)
 
 
-def searched_s(server: Server) -> float:
-    """Return the seconds until a text that only the oldest step has is found, newest step first."""
-    began = time.perf_counter()
-    address = f"{RUN}/rollouts?q=%20{PER_STEP + 3}%20"
+def search_oldest(server: Server, run: str, shape: Shape) -> None:
+    """Ask until a text that only the oldest step has is found, newest step first."""
+    address = f"{run}/rollouts?q=%20{shape.per_step + 3}%20"
     found = server.ask(address)
     while not found["columns"]["address"]:
         cursor = found["search"]["next_cursor"]
         assert cursor is not None, "the text is not found"
         found = server.ask(f"{address}&cursor={cursor}")
-    return time.perf_counter() - began
 
 
-def summed_up_s(server: Server) -> float:
-    """Return the seconds until the stages of all rollouts are on the timeline of the whole run."""
-    began = time.perf_counter()
-    while not server.ask("/runs/large/timeline")["index"]["is_complete"]:
+def sum_up_stages(server: Server, run: str) -> None:
+    """Ask until the stages of all rollouts are on the timeline of the whole run."""
+    while not server.ask(f"{run}/timeline")["index"]["is_complete"]:
         time.sleep(0.1)
-    return time.perf_counter() - began
+
+
+def shape_row(server: Server, key: str, shape: Shape) -> dict[str, Any]:
+    """Return what the index, a search and the pages of a run took."""
+    run = f"/runs/{key}"
+    index = took(server, lambda: index_fully(server, run))
+    sum_up_stages(server, run)
+    search = took(server, lambda: search_oldest(server, run, shape))
+    asked = {one.name: server.asked(one.address) for one in questions(key, shape)}
+    slowest = max(asked, key=lambda name: asked[name].cpu_ms)
+    largest = max(asked, key=lambda name: asked[name].kb)
+    return {
+        **{"name": key, "rollouts": shape.num_rollouts, "steps": shape.num_steps},
+        **{"turns": shape.num_turns, "metrics": shape.num_metrics},
+        **{"index_cpu_s": index.cpu_s, "searched_s": search.s, "searched_cpu_s": search.cpu_s},
+        **{"slowest": slowest, "ms": asked[slowest].ms, "cpu_ms": asked[slowest].cpu_ms},
+        **{"largest": largest, "kb": asked[largest].kb},
+        "pages": {name: one._asdict() for name, one in asked.items()},
+    }
 
 
 def rows_to_page_ms(server: Server, run: RunFolder, profile: Path) -> list[float]:
@@ -359,47 +418,49 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def written(path: Path, num_rollouts: int) -> RunFolder:
+def written(path: Path, shape: Shape) -> RunFolder:
     """Return the run in `path`, which is written if it is not there."""
     if not path.exists():
-        return write_run(path, num_rollouts=num_rollouts)
+        return write_run(path, shape)
     run = RunFolder.open(path)
-    expected = max(1, num_rollouts // PER_STEP)
-    if len(run.rollout_steps()) != expected:
-        raise SystemExit(f"{path} has not the {expected} steps of such a run; remove it")
+    if len(run.rollout_steps()) != shape.num_steps:
+        raise SystemExit(f"{path} has not the {shape.num_steps} steps of such a run; remove it")
     return run
 
 
-def measure(folder: Path, rollouts: int) -> dict[str, Any]:
-    run = written(folder / "runs" / "large", rollouts)
-    written(folder / "runs" / "small", min(rollouts, 5120))
+def write_runs(folder: Path, large: Shape) -> RunFolder:
+    """Write the runs that are not there, and return the large one."""
+    written(folder / "small", Shape(num_steps=min(large.num_steps, 10)))
+    for name, shape in SHAPES.items():
+        written(folder / name, shape)
+    return written(folder / "large", large)
+
+
+def measure(folder: Path, large: Shape) -> dict[str, Any]:
+    run = write_runs(folder / "runs", large)
     live = RunFolder.create(folder / "runs" / "live", config={}, replace=True)
     live.log_metrics({"step": 1, "task_reward/mean": 0.5})
-    steps = len(run.rollout_steps())
     found: dict[str, Any] = {
-        "rollouts": rollouts,
+        "rollouts": large.num_rollouts,
         "size_gb": size_of(run.path) / 1e9,
         "files": sum(1 for path in run.path.rglob("*") if path.is_file()),
         "times": TIMES,
     }
     with serving(folder / "runs", folder / "cache") as server:
         server.ask("/")
-        began = time.perf_counter()
-        server.ask("/runs/large")
-        found["first_page_ms"] = 1000 * (time.perf_counter() - began)
-        found["index_s"] = time.perf_counter() - began + indexed(server, folder)
-        stages_s = summed_up_s(server)
-        found["searched_s"] = searched_s(server)
+        found["first_page_ms"] = 1000 * took(server, lambda: server.ask(RUN)).s
+        index = took(server, lambda: index_fully(server, RUN))
+        found |= {"index_s": index.s, "index_cpu_s": index.cpu_s}
+        found["stages_s"] = took(server, lambda: sum_up_stages(server, RUN)).s
+        search = took(server, lambda: search_oldest(server, RUN, large))
+        found |= {"searched_s": search.s, "searched_cpu_s": search.cpu_s}
         found["index_mb"] = max(f.stat().st_size for f in folder.rglob("*.duckdb")) / 1e6
         found["rows"] = [
-            {
-                **one._asdict(),
-                "ms": median_ms(lambda address=one.address: server.ask(address)),
-            }
-            for one in questions(steps)
+            {**one._asdict(), **server.asked(one.address)._asdict()}
+            for one in questions("large", large)
         ]
-        found["stages_s"] = stages_s
-        found["new_step_ms"] = new_step_ms(server, run.path, steps)
+        found["shapes"] = [shape_row(server, key, shape) for key, shape in SHAPES.items()]
+        found["new_step_ms"] = new_step_ms(server, run.path, large.num_steps)
         delays_ms = rows_to_page_ms(server, live, folder / "profile")
         found["row_to_page_ms"] = statistics.median(delays_ms)
         found["slowest_row_ms"] = max(delays_ms)
@@ -411,9 +472,12 @@ def measure(folder: Path, rollouts: int) -> dict[str, Any]:
     store = sqlite3.connect(path)
     for row in found["rows"]:
         if row["sql"]:
-            row["sqlite_ms"] = median_ms(
-                lambda sql=row["sql"]: store.execute(sql).fetchall(), times=3
-            )
+            times_ms: list[float] = []
+            for _ in range(4):
+                began = time.perf_counter()
+                store.execute(row["sql"]).fetchall()
+                times_ms.append(1000 * (time.perf_counter() - began))
+            row["sqlite_ms"] = statistics.median(times_ms[1:])
     store.close()
     return found
 
@@ -423,35 +487,56 @@ def page_of(found: dict[str, Any]) -> str:
         (
             row["name"],
             f"{row['ms']:.0f}",
+            f"{row['cpu_ms']:.0f}",
+            f"{row['kb']:,.0f}",
             f"{row['limit_ms']}",
             f"{row['sqlite_ms']:.1f}" if "sqlite_ms" in row else "",
         )
         for row in found["rows"]
     ]
-    shown = table(("question", "ms", "at most", "SQLite"), rows)
-    return PAGE.replace("{facts}", "{{facts}}").format(**{**found, "table": shown})
+    shown = table(("question", "ms", "processor ms", "kB", "at most", "SQLite"), rows)
+    shapes = table(
+        ("run", "oldest text, s", "slowest page", "ms", "processor ms", "largest page", "kB"),
+        [
+            (
+                f"{one['rollouts']:,} rollouts in {one['steps']:,} steps, {one['turns']} turns, "
+                f"{one['metrics']} metrics",
+                f"{one['searched_s']:.1f}",
+                one["slowest"],
+                f"{one['ms']:.0f}",
+                f"{one['cpu_ms']:.0f}",
+                one["largest"],
+                f"{one['kb']:,.0f}",
+            )
+            for one in found["shapes"]
+        ],
+    )
+    tables = {"table": shown, "shapes": shapes}
+    return PAGE.replace("{facts}", "{{facts}}").format(**{**found, **tables})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="where the run is written, and kept")
-    parser.add_argument("--only-write", action="store_true", help="write the run into --folder")
+    parser.add_argument("--folder", type=Path, help="where the runs are written, and kept")
+    parser.add_argument("--only-write", action="store_true", help="write the runs into --folder")
     arguments = parser.parse_args()
+    large = Shape(num_steps=max(1, arguments.rollouts // PER_STEP))
     if arguments.only_write:
         if arguments.folder is None:
             parser.error("--only-write needs --folder")
-        written(arguments.folder / "runs" / "large", arguments.rollouts)
+        write_runs(arguments.folder / "runs", large)
         return
     with tempfile.TemporaryDirectory(prefix="bench-ui-") as temporary:
-        found = measure(arguments.folder or Path(temporary), arguments.rollouts)
+        found = measure(arguments.folder or Path(temporary), large)
     page = page_of(found)
     command = f"python benchmarks/bench_ui.py --rollouts {arguments.rollouts}"
     facts = facts_of_run(command, "duckdb", "pyarrow", "fastapi", "uvicorn")
-    numbers = {name: value for name, value in found.items() if name != "rows"}
+    numbers = {name: value for name, value in found.items() if name not in ("rows", "shapes")}
     print(page.replace("{facts}", ""))
     if arguments.rollouts == 1_000_000:
-        write_results("ui", page, facts, [{"name": "the whole run", **numbers}, *found["rows"]])
+        rows = [{"name": "the whole run", **numbers}, *found["rows"], *found["shapes"]]
+        write_results("ui", page, facts, rows)
 
 
 if __name__ == "__main__":

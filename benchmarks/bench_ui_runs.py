@@ -9,13 +9,12 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_ui import Server, serving
+from bench_ui import Server, serving, took
 from machine import facts_of_run, table, write_results
 
 from telescope_core.records.run_folder import RunFolder
@@ -59,13 +58,10 @@ def write_runs(folder: Path, num: int, steps: int) -> None:
         run.finish()
 
 
-def asked(server: Server) -> tuple[float, float]:
+def one_answer(server: Server) -> tuple[float, float]:
     """Return the milliseconds of one answer, and those of processor time of the server."""
-    before, began = server.process.cpu_times(), time.perf_counter()
-    server.ask("/")
-    took = time.perf_counter() - began
-    after = server.process.cpu_times()
-    return 1000 * took, 1000 * (after.user + after.system - before.user - before.system)
+    one = took(server, lambda: server.ask("/"))
+    return 1000 * one.s, 1000 * one.cpu_s
 
 
 def medians(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -78,13 +74,13 @@ def measure(folder: Path, runs: int, steps: int) -> dict[str, Any]:
     with serving(folder / "runs", folder / "cache") as server:
         # Of the process: modules that the first answer of all loads.
         server.ask("/compare?run=run-150&run=run-151" if runs > 151 else "/")
-        first = asked(server)
-        again = medians([asked(server) for _ in range(TIMES)])
+        first = one_answer(server)
+        again = medians([one_answer(server) for _ in range(TIMES)])
         changed: list[tuple[float, float]] = []
         for step in range(TIMES):
             run = RunFolder(folder / "runs" / "sweep0-seed0")
             run.log_metrics({"step": steps + step + 1, "task_reward/mean": 0.5})
-            changed.append(asked(server))
+            changed.append(one_answer(server))
         answer = server.ask("/")
     assert len(answer["runs"]) == runs
     return {

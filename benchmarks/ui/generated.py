@@ -6,7 +6,9 @@ One step is written by the code of run folders; the others are Arrow tables of t
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telescope_core.base.chains import ChainRecorder
+from telescope_core.records.parquet import CHUNK_BYTES
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
@@ -38,26 +41,48 @@ RARE = "quokka"
 """A word that one rollout in a thousand says."""
 
 
-def write_run(path: Path, *, num_rollouts: int, seed: int = 0) -> RunFolder:
-    """Write a run of `num_rollouts` into `path`, which must be new."""
+_ROW_BYTES = 3_000
+"""Size of a row of a single turn besides its texts, as run folders count it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a run, and of its parts."""
+
+    num_steps: int
+    per_step: int = PER_STEP
+    """Rollouts of a step."""
+    num_turns: int = 1
+    """Questions, each with an answer, in the conversation of a rollout."""
+    num_metrics: int = 2
+    """Metrics of a rollout; as many parts of its reward."""
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of all steps."""
+        return self.num_steps * self.per_step
+
+
+def write_run(path: Path, shape: Shape, *, seed: int = 0) -> RunFolder:
+    """Write a run into `path`, which must be new."""
     rng = np.random.default_rng(seed)
     run = RunFolder.create(path, config={"run": {"name": path.name}})
     schema = pq.read_schema(run.write_rollouts(1, [_one_row()]))
     texts = _texts(random.Random(seed))
-    num_steps = max(1, num_rollouts // PER_STEP)
+    num_steps = shape.num_steps
     for step in range(1, num_steps + 1):
-        table = _step_table(step, min(PER_STEP, num_rollouts), rng, texts, schema)
         pq.write_table(
-            table,
+            _step_table(step, shape, rng, texts, schema),
             run.rollouts_path / f"step-{step:06d}.parquet",
+            row_group_size=CHUNK_BYTES // (_ROW_BYTES + 1_200 * shape.num_turns),
             compression="zstd",
             use_dictionary=[name for name in schema.names if name not in ("chains", "turns")],
         )
     run.note_reward_ranges(dict.fromkeys(ENVIRONMENTS, (0.0, 1.0)))
     _write_metrics(path, num_steps, rng)
     for step in range(1, num_steps + 1):
-        _write_events(path / "events", step, min(PER_STEP, num_rollouts), rng)
-    _write_blocks(path / "calls", _calls(num_rollouts, rng), ModelCall)
+        _write_events(path / "events", step, shape.per_step, rng)
+    _write_blocks(path / "calls", _calls(shape, rng), ModelCall)
     _write_blocks(path / "timeline", _spans(num_steps), TimelineSpan)
     _write_blocks(path / "gauges", _gauges(num_steps, rng), GaugeSample)
     run.finish()
@@ -90,13 +115,16 @@ def _texts(rng: random.Random) -> list[str]:
 
 
 def _step_table(
-    step: int, num: int, rng: np.random.Generator, texts: Sequence[str], schema: pa.Schema
+    step: int, shape: Shape, rng: np.random.Generator, texts: Sequence[str], schema: pa.Schema
 ) -> pa.Table:
+    num = shape.per_step
     groups = [f"{step}-{index // GROUP_SIZE}" for index in range(num)]
     environments = [ENVIRONMENTS[(index // GROUP_SIZE) % 4] for index in range(num)]
     rewards = (rng.random(num) < min(0.9, 0.2 + step / 4000)).astype(float)
     seconds = rng.gamma(2.0, 2.0, num)
-    said = [_said(texts, rng, step * PER_STEP + index) for index in range(num)]
+    said = [_said(texts, rng, step * num + index, shape.num_turns) for index in range(num)]
+    named = [f"part_{at}" for at in range(2, shape.num_metrics)]
+    more = [dict(zip(named, row, strict=True)) for row in rng.random((num, len(named))).tolist()]
     columns: dict[str, Any] = {
         "step": np.full(num, step, np.int32),
         "environment": environments,
@@ -110,14 +138,19 @@ def _step_table(
         "stop_reason": ["completed"] * num,
         "reward": rewards,
         "advantage": rewards - rewards.mean(),
-        "rewards": [json.dumps({"correct": x}) for x in rewards],
-        "metrics": [json.dumps({"format": float(x < 0.8), "tools": 2.0}) for x in rng.random(num)],
+        "rewards": [
+            json.dumps({"correct": x, **rest}) for x, rest in zip(rewards, more, strict=True)
+        ],
+        "metrics": [
+            json.dumps({"format": float(x < 0.8), "tools": 2.0, **rest})
+            for x, rest in zip(rng.random(num), more, strict=True)
+        ],
         "tags": [json.dumps({"level": str(int(5 * x))}) for x in rng.random(num)],
         "golden_answers": ['{"answer": "42"}'] * num,
         "info": ["[]"] * num,
         "messages": [_messages(one) for one in said],
         "conversations": ["[]"] * num,
-        "num_turns": np.ones(num, np.int32),
+        "num_turns": np.full(num, shape.num_turns, np.int32),
         "num_prompt_tokens": np.full(num, NUM_PROMPT_TOKENS, np.int32),
         "num_completion_tokens": rng.integers(20, 2000, num).astype(np.int32),
         "is_truncated": rng.random(num) < 0.03,
@@ -140,17 +173,20 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, type=kind)
 
 
-def _said(texts: Sequence[str], rng: np.random.Generator, number: int) -> tuple[str, str]:
-    asked, one, two = (texts[i] for i in rng.integers(0, len(texts), 3))
+def _said(texts: Sequence[str], rng: np.random.Generator, number: int, num_turns: int) -> list[str]:
+    """Return what is asked and answered in turn; each answer has the rollout's `number`."""
     rare = f" {RARE}" if number % 1000 == 0 else ""
-    return asked[:400], f"{one} {number}{rare} {two}"[:820]
+    said: list[str] = []
+    for asked, one, two in rng.integers(0, len(texts), (num_turns, 3)).tolist():
+        said += [texts[asked][:400], f"{texts[one]} {number}{rare} {texts[two]}"[:820]]
+    return said
 
 
-def _messages(said: tuple[str, str]) -> list[dict[str, str | None]]:
+def _messages(said: Sequence[str]) -> list[dict[str, str | None]]:
     rest = {"reasoning_content": "", "tool_calls": "[]", "tool_call_id": "", "refusal": ""}
     return [
         {"role": role, "content": text, **rest}
-        for role, text in zip(("user", "assistant"), said, strict=True)
+        for role, text in zip(cycle(("user", "assistant")), said, strict=False)
     ]
 
 
@@ -219,12 +255,13 @@ def _write_metrics(path: Path, num_steps: int, rng: np.random.Generator) -> None
             lines.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
-def _calls(num: int, rng: np.random.Generator) -> dict[str, Any]:
+def _calls(shape: Shape, rng: np.random.Generator) -> dict[str, Any]:
+    num, per_step = shape.num_rollouts, shape.per_step
     index = np.arange(num)
-    step = index // PER_STEP + 1
+    step = index // per_step + 1
     seconds = rng.gamma(2.0, 2.0, num)
-    within = index % PER_STEP
-    began_s = BEGAN_S + STEP_S * (step - 1) + within * (STEP_S / PER_STEP)
+    within = index % per_step
+    began_s = BEGAN_S + STEP_S * (step - 1) + within * (STEP_S / per_step)
     return {
         "time_s": began_s,
         "duration_s": seconds,
