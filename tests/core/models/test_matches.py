@@ -221,7 +221,7 @@ async def test_what_the_policy_recorded_says_which_seat_asked():
 
 
 class TwoVersions(RecordingPolicy):
-    """Answers 5 as the policy, and 4 as version 12 of it."""
+    """Answers 5 as the policy, and 4 as its version 12, which the server got in mid-answer."""
 
     def __init__(self):
         super().__init__()
@@ -236,7 +236,9 @@ class TwoVersions(RecordingPolicy):
     async def answer(self, request):
         self.requests.append(request)
         said = Message(role="assistant", content="4", reasoning="hm")
-        return Completion(message=said, finish_reason="length", newest_version=12)
+        return Completion(
+            message=said, finish_reason="length", oldest_version=9, newest_version=12
+        )
 
 
 async def test_an_older_version_of_the_policy_plays_at_the_endpoint_of_the_rollout():
@@ -256,7 +258,7 @@ async def test_an_older_version_of_the_policy_plays_at_the_endpoint_of_the_rollo
     await gateway.close()
     assert played.error is None
     assert played.reward == 1.0
-    assert (played.tags["seat/left"], played.tags["seat/right"]) == ("version 12", "policy")
+    assert (played.tags["seat/left"], played.tags["seat/right"]) == ("version 9 12", "policy")
     assert [turn.agent for turn in played.turns] == [agent_of(opening("right"))]
     assert [one.content for one in played.conversations[0]][-1] == "4"
     first, second = policy.requests

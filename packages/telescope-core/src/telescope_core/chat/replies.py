@@ -119,8 +119,9 @@ class _Models(msgspec.Struct):
 _REPLY = msgspec.json.Decoder(_Reply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
 _MODELS = msgspec.json.Decoder(_Models)
-_WEIGHTS = re.compile(rb'"weights-(\d{1,9})"')
-"""The fingerprint that a gateway of ours sends: the version of the weights that it sampled from."""
+_WEIGHTS = re.compile(rb'"weights-(\d{1,9})-(\d{1,9})"')
+"""The fingerprint that a gateway of ours sends: the oldest and the newest version of the weights
+that the answer was sampled from."""
 AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 
 
@@ -135,7 +136,8 @@ def read_completion(content: bytes, *, where: str) -> Completion:
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=usage.prompt_tokens or 0,
         num_completion_tokens=usage.completion_tokens or 0,
-        newest_version=int(weights[1]) if weights else 0,
+        oldest_version=int(weights[1]) if weights else 0,
+        newest_version=int(weights[2]) if weights else 0,
     )
 
 

@@ -47,7 +47,7 @@ def _head(completion: Completion, kind: str, model: str) -> dict[str, Any]:
         "object": kind,
         "created": int(time.time()),
         "model": model,
-        "system_fingerprint": f"weights-{completion.newest_version}",
+        "system_fingerprint": f"weights-{completion.oldest_version}-{completion.newest_version}",
     }
 
 

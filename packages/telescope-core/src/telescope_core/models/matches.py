@@ -104,7 +104,8 @@ class OlderVersion:
             if is_too_long(error):
                 raise ContextLengthError(f"{self._role}: {error}") from error
             raise
-        self.versions.add(completion.newest_version)
+        # Two, if the server was lost or got its next version in the middle of the answer.
+        self.versions |= {completion.oldest_version, completion.newest_version}
         return completion
 
 
