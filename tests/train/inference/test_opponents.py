@@ -1,5 +1,6 @@
 """Older versions of the policy: which server holds which, after any step and after losses."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.train.simulated_config import small_batches
 
-from telescope_core.records.servers import ServerState
+from telescope_core.errors import ProcessDiedError
+from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.types import Sampling
 from telescope_train import run
 from telescope_train.cluster.supervision import supervised
+from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.opponents import KeptVersions, OpponentServers
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.supervisor import Supervisor
@@ -49,7 +52,7 @@ def test_a_run_without_them_has_none():
 def opponent_servers(num_servers):
     engines = [SimulatedEngine(EngineSpeed(), name=str(n)) for n in range(num_servers)]
     clients = [SimulatedClient(one, ServerTimes(), lambda: "") for one in engines]
-    pools = [ServerPool([one], is_kept=True) for one in clients]
+    pools = [ServerPool([one], is_kept=True, role=ServerRole.OPPONENT) for one in clients]
     return OpponentServers(pools, KeptVersions(num_servers=num_servers, update_every=2))
 
 
@@ -91,11 +94,46 @@ async def test_groups_play_against_all_versions_and_a_lost_one_is_left_out():
     assert opponents.pool_of("nim/0") in opponents.pools, "it waits until one is back"
 
 
+def test_the_run_goes_on_while_one_opponent_is_left_and_no_match_waits_for_a_lost_one():
+    async def main() -> None:
+        opponents = opponent_servers(2)
+        first, second = opponents.pools
+        engines = [one.clients[0].engine for one in opponents.pools]
+        fleet = SimulatedFleet(engines, start_s=1.0, failed_starts=10**6)
+        supervisors = [
+            Supervisor(one, fleet, bring_in, first=number, beside=opponents.pools).run()
+            for number, one in enumerate(opponents.pools)
+        ]
+
+        async def work() -> None:
+            engines[0].die("killed")
+            await first.servers[0].until(ServerState.LOST)
+            asked = asyncio.create_task(SimulatedPolicy(first, "g/0").say(SAMPLING, **SHORT))
+            await first.servers[0].until(ServerState.GIVEN_UP)
+            with pytest.raises(ServerLostError, match="no inference server is left"):
+                await asked
+            assert {id(opponents.pool_of(f"nim/{n}")) for n in range(20)} == {id(second)}
+            await SimulatedPolicy(second, "g/0").say(SAMPLING, **SHORT)
+            engines[1].die("killed")
+            await second.servers[0].until(ServerState.LOST)
+            assert {id(opponents.pool_of(f"nim/{n}")) for n in range(20)} == {id(second)}
+            await asyncio.Event().wait()
+
+        with pytest.raises(ProcessDiedError, match="with the role opponent is left"):
+            await supervised(work(), supervisors, grace_s=0.0)
+
+    async def bring_in(server):
+        raise AssertionError("none comes back")
+
+    run_in_virtual_time(main)
+
+
 @pytest.mark.parametrize("step", [0, 1, 3])
 def test_between_two_kept_versions_nothing_is_sent(step):
     assert KeptVersions(num_servers=2, update_every=2).server_of(step) is None
 
 
+SAMPLING, SHORT = Sampling(max_tokens=64), {"num_new_tokens": 64, "num_tokens": 64}
 SCENARIO = Scenario(
     config=small_batches(steps=7),
     workload=Workload(lengths=lognormal(400, 0.5)),

@@ -347,7 +347,14 @@ def supervising(resources: Resources) -> Sequence[Coroutine[Any, Any, None]]:
     works = [Supervisor(pool, fleet, bring_in, warn=warn).run()]
     for place, one in enumerate(policies.opponents.pools):
         first = len(pool.servers) + place
-        supervisor = Supervisor(one, fleet, policies.publisher.bring_in, warn=warn, first=first)
+        supervisor = Supervisor(
+            one,
+            fleet,
+            policies.publisher.bring_in,
+            warn=warn,
+            first=first,
+            beside=policies.opponents.pools,
+        )
         works.append(supervisor.run())
     if own is not None:
 

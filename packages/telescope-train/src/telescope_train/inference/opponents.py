@@ -60,7 +60,8 @@ class OpponentServers:
     def pool_of(self, group_id: str) -> ServerPool:
         """Return the server that plays in the rollouts of a group, as if drawn among them."""
         # A server that was lost comes back with other weights; until then the others play.
-        pools = [one for one in self.pools if not one.is_down] or self.pools
+        pools = [one for one in self.pools if not one.is_down]
+        pools = pools or [one for one in self.pools if not one.is_given_up] or self.pools
         return pools[zlib.crc32(group_id.encode()) % len(pools)]
 
     async def begin(self, send: Callable[[ServerPool], Awaitable[None]]) -> None:

@@ -86,6 +86,11 @@ class ServerPool:
         return not any(server.takes_requests for server in self.servers)
 
     @property
+    def is_given_up(self) -> bool:
+        """Whether no server is left that could come back."""
+        return all(server.state is ServerState.GIVEN_UP for server in self.servers)
+
+    @property
     def num_lost(self) -> int:
         """Number of servers that accept no requests now."""
         return sum(not server.takes_requests for server in self.servers)
@@ -159,6 +164,12 @@ class ServerPool:
         if self.is_down:
             self._serves.clear()
 
+    def give_up(self, server: Server) -> None:
+        """Never wait for a lost server again; requests that waited for the last one fail."""
+        server.become(ServerState.GIVEN_UP, reason=server.reason)
+        if self.is_given_up:
+            self._serves.set()
+
     def serve(self, server: Server, version: WeightVersion) -> None:
         """Start using a server, which has the weights `version`."""
         is_back = not server.takes_requests
@@ -207,7 +218,7 @@ class ServerPool:
 
     async def _wait_for_route(self, request: Request) -> Server:
         while (server := self._route(request)) is None:
-            if not self._is_kept:
+            if not self._is_kept or self.is_given_up:
                 raise ServerLostError(f"no inference server is left: {self.servers[0].reason}")
             await self._serves.wait()
         return server

@@ -7,7 +7,7 @@ ends when the last one is given up, with the reason.
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from telescope_core.base.errors import ProcessDiedError, TelescopeError
@@ -59,14 +59,17 @@ class Supervisor:
         warn: Callable[[str], None] = lambda text: None,
         first: int = 0,
         is_needed: bool = True,
+        beside: Sequence[ServerPool] = (),
     ) -> None:
         """`bring_in` returns when a loading server serves, or is lost.
 
         `warn` tells a person. `first`: number of the pool's first server in the fleet.
-        `is_needed`: whether the run ends when no server of the pool is left.
+        `is_needed`: whether the run ends when no server of the pool is left, nor one of those
+        `beside`, which do the same work.
         """
         self._first = first
         self._is_needed = is_needed
+        self._pools = (pool, *beside)
         self._pool = pool
         self._fleet = fleet
         self._bring_in = bring_in
@@ -80,6 +83,8 @@ class Supervisor:
         ]
         try:
             await asyncio.gather(*watching)
+            # A watch that ends would end the watches over all other processes of the run as well.
+            await asyncio.Event().wait()
         finally:
             for task in watching:
                 task.cancel()
@@ -178,10 +183,9 @@ class Supervisor:
     def _give_up(self, server: Server, how: str) -> None:
         """Continue without a server; raises ProcessDiedError if it was the last one."""
         reason = server.reason
-        server.become(ServerState.GIVEN_UP, reason=reason)
+        self._pool.give_up(server)
         address = server.client.base_url
-        is_last = all(one.state is ServerState.GIVEN_UP for one in self._pool.servers)
-        if is_last and self._is_needed:
+        if self._is_needed and all(one.is_given_up for one in self._pools):
             what = "" if server.role is ServerRole.ROLLOUT else f" with the role {server.role}"
             raise ProcessDiedError(
                 f"no inference server{what} is left: {address} was lost {how}: {reason}"
