@@ -120,3 +120,15 @@ def is_too_long(error: Exception) -> bool:
 def says_too_long(text: str) -> bool:
     """Return whether an endpoint's error says that a prompt does not fit the model."""
     return any(mark in text.lower() for mark in _TOO_LONG)
+
+
+def as_failed(rollout: Rollout, error: str, stop_reason: StopReason = StopReason.ERROR) -> Rollout:
+    """Return `rollout` as one that failed with `error`, which begins with the error's name."""
+    return replace(
+        rollout,
+        status=RolloutStatus.FAILED,
+        status_reason=error.partition(":")[0],
+        stop_reason=stop_reason,
+        error=error,
+        reward=None,
+    )

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 from telescope_core.base.code_places import require_method
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Mark = TypeVar("Mark")
 HookKind = Literal["setup", "stop", "cleanup"]
 CLEANUP_DEADLINE_S = 8.0
 """Must be less than `StageDeadlines.cancel_s`, the time in which a worker ends a cancelled
@@ -62,15 +63,20 @@ def cleanup(
 
 def hooks(owner: type) -> tuple[Hook, ...]:
     """Return the decorated methods of `owner` in source order, those of its bases first."""
-    found: dict[str, Hook] = {}
+    return tuple(replace(mark, name=name) for name, mark in marked(owner, _MARK, Hook).items())
+
+
+def marked(owner: type, attribute: str, kind: type[Mark]) -> dict[str, Mark]:
+    """Return the mark of each method of `owner` that has one, as in `hooks`."""
+    found: dict[str, Mark] = {}
     for cls in reversed(owner.__mro__):
         for name, member in vars(cls).items():
-            mark = getattr(member, _MARK, None)
-            if isinstance(mark, Hook):
-                found[name] = replace(mark, name=name)
+            mark = getattr(member, attribute, None)
+            if isinstance(mark, kind):
+                found[name] = mark
             else:
                 found.pop(name, None)
-    return tuple(found.values())
+    return found
 
 
 def of_kind(all_hooks: Sequence[Hook], kind: HookKind) -> list[Hook]:

@@ -15,6 +15,7 @@ from telescope_core.base.types import Example, MetricRange, Rollout
 from telescope_core.environments.calls import Caller, MethodCall
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.hooks import marked
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.parameters import Parameters, parameters_of, values_for
 
@@ -117,15 +118,8 @@ def group_reward(
 
 def score_functions(owner: type) -> tuple[ScoreFunction, ...]:
     """Return the decorated methods of `owner` in source order, those of its bases first."""
-    found: dict[str, ScoreFunction] = {}
-    for cls in reversed(owner.__mro__):
-        for name, member in vars(cls).items():
-            mark = getattr(member, _MARK, None)
-            if isinstance(mark, ScoreFunction):
-                found[name] = replace(mark, name=name)
-            else:
-                found.pop(name, None)
-    return tuple(found.values())
+    found = marked(owner, _MARK, ScoreFunction)
+    return tuple(replace(mark, name=name) for name, mark in found.items())
 
 
 def as_number(value: object, *, what: Callable[[], str]) -> float:

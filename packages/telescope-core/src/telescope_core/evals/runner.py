@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.base.attempts import play_with_attempts, require_others
+from telescope_core.base.attempts import as_failed, play_with_attempts, require_others
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
-from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason
+from telescope_core.base.types import Group, Rollout, RolloutStatus
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of
 from telescope_core.evals.settings import EvalSettings, check_split
@@ -207,20 +207,10 @@ class _EvalRun:
         try:
             return await self.environment.score_group(self.settings.split, example_index, group)
         except Exception as error:  # noqa: BLE001 - a reward boundary: the group fails, not the eval
-            failed = tuple(_as_failed(rollout, error) for rollout in group.rollouts)
+            text = f"{type(error).__name__}: {error}"
+            failed = tuple(as_failed(rollout, text) for rollout in group.rollouts)
             return replace(group, rollouts=failed)
 
 
-def _as_failed(rollout: Rollout, error: Exception) -> Rollout:
-    return replace(
-        rollout,
-        status=RolloutStatus.FAILED,
-        status_reason=type(error).__name__,
-        stop_reason=StopReason.ERROR,
-        error=f"{type(error).__name__}: {error}",
-        reward=None,
-    )
-
-
 def _failed(environment: str, request: PlayRequest, error: Exception) -> Rollout:
-    return _as_failed(request.rollout(environment), error)
+    return as_failed(request.rollout(environment), f"{type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from telescope_core.base.attempts import is_too_long
+from telescope_core.base.attempts import as_failed, is_too_long
 from telescope_core.base.errors import EndpointLostError, EnvironmentLoadError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.base.types import Rollout, RolloutStatus, StopReason
@@ -71,7 +71,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         name = type(recorder.failure).__name__
         is_full = is_too_long(recorder.failure)
         reason = StopReason.CONTEXT_LENGTH if is_full else StopReason.ERROR
-        return _failed(rollout, f"{name}: {recorder.failure}", reason)
+        return as_failed(rollout, f"{name}: {recorder.failure}", reason)
     if recorder.is_out_of_context and rollout.tags.get("failed_in") != "reward":
         # A program that ends, or breaks, when it is told that its history is too long.
         return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)
@@ -80,7 +80,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
             "its program ended without an answer of the model, so its reward would say nothing "
             "about the model; see that the program uses episode.endpoint, and what it printed"
         )
-        return _failed(rollout, f"{EnvironmentLoadError.__name__}: {text}", StopReason.ERROR)
+        return as_failed(rollout, f"{EnvironmentLoadError.__name__}: {text}")
     return rollout
 
 
@@ -109,7 +109,7 @@ def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     if isinstance(recorder.failure, EndpointLostError):
         # No limit of the rollout's, so it is to be played again.
         error = f"{EndpointLostError.__name__}: {recorder.failure}"
-        return _failed(rollout, error, StopReason.ERROR)
+        return as_failed(rollout, error)
     why = ""
     if not recorder.was_asked:
         why = " before it asked the model for anything"
@@ -117,19 +117,8 @@ def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         why = f" after a request to the model had failed: {recorder.failure}"
     if rollout.status is RolloutStatus.KEPT and (why or policy.trouble):
         error = f"TimeoutError: the rollout exceeded its deadline{why}"
-        rollout = _failed(rollout, error, StopReason.TIMEOUT)
+        rollout = as_failed(rollout, error, StopReason.TIMEOUT)
     error, trouble = rollout.error, policy.trouble
     if error is None or not trouble or trouble in error:
         return rollout
     return replace(rollout, error=f"{error}, while the model's endpoint was in trouble: {trouble}")
-
-
-def _failed(rollout: Rollout, error: str, stop_reason: StopReason) -> Rollout:
-    return replace(
-        rollout,
-        status=RolloutStatus.FAILED,
-        status_reason=error.partition(":")[0],
-        stop_reason=stop_reason,
-        error=error,
-        reward=None,
-    )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, copy_context
 from dataclasses import replace
 
+from telescope_core.base.attempts import as_failed
 from telescope_core.base.code_places import location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError, StrayCancelError
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
@@ -245,14 +246,8 @@ class InProcessEnvironment:
 def stray_cancelled(name: str, request: PlayRequest) -> Rollout:
     """Return a rollout that ended with a CancelledError that nobody requested."""
     reason = StrayCancelError.__name__
-    return replace(
-        request.rollout(name),
-        status=RolloutStatus.FAILED,
-        status_reason=reason,
-        stop_reason=StopReason.ERROR,
-        error=f"{reason}: {stray_cancel(' while it was played')}",
-        tags={"failed_in": "play"},
-    )
+    rollout = replace(request.rollout(name), tags={"failed_in": "play"})
+    return as_failed(rollout, f"{reason}: {stray_cancel(' while it was played')}")
 
 
 def _cancelled(name: str, request: PlayRequest) -> Rollout:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from telescope_core.base.attempts import is_too_long
+from telescope_core.base.attempts import as_failed, is_too_long
 from telescope_core.base.code_places import is_authors, location_of
 from telescope_core.base.errors import (
     ConfigError,
@@ -233,14 +233,7 @@ class Playing:
         if self._stage == "play" and is_too_long(error):
             notes.append(self._who_wrote_the_prompt())
         where = f" ({'; '.join(notes)})" if notes else ""
-        return replace(
-            self._snapshot(),
-            status=RolloutStatus.FAILED,
-            status_reason=name,
-            stop_reason=stop_reason,
-            error=f"{name}: {error}{where}",
-            reward=None,
-        )
+        return as_failed(self._snapshot(), f"{name}: {error}{where}", stop_reason)
 
     def _who_wrote_the_prompt(self) -> str:
         environment, example_id = self._environment, self._rollout.example_id

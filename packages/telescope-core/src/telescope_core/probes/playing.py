@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from telescope_core.base.attempts import as_failed
 from telescope_core.base.protocols import PlayRequest, Policy
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
@@ -157,13 +158,7 @@ async def _rollout(
     try:
         (scored,) = (await score_group(environment, group, example)).rollouts
     except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
-        return replace(
-            rollout,
-            status=RolloutStatus.FAILED,
-            stop_reason=StopReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
-            reward=None,
-        )
+        return as_failed(rollout, f"{type(error).__name__}: {error}")
     return scored
 
 
