@@ -1,11 +1,14 @@
 """Kill -9 in mid-run: the error names what died, the run folder opens, no process stays."""
 
 import asyncio
+import json
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,8 +21,10 @@ from tests.processes import command_of, listening_hosts
 from tests.ui.browsing import require_shown
 
 from telescope_core.errors import ProcessDiedError
-from telescope_core.records import RunFolder
-from telescope_core.records.servers import ServerState
+from telescope_core.evals import EvalFolder
+from telescope_core.records import RolloutRow, RunFolder
+from telescope_core.records.eval_points import EvalPointState
+from telescope_core.records.servers import ServerRole, ServerState
 from telescope_core.types import Sampling
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.generation import Request
@@ -50,11 +55,21 @@ max_trainer_restarts = 0
 
 @contextmanager
 def training(
-    place: Path, model: Path, port: int, settings: Mapping[str, str] = {}, **variables: str
+    place: Path,
+    model: Path,
+    port: int,
+    settings: Mapping[str, str] = {},
+    *,
+    more: str = "",
+    **variables: str,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a long run in a process of its own; whatever is left of it is ended."""
+    """Start a long run in a process of its own; whatever is left of it is ended.
+
+    `more`: settings over all others.
+    """
+    (place / "more.toml").write_text(more)
     process = subprocess.Popen(
-        train_command(place, model, LONG_RUN + in_toml(settings), port=port),
+        [*train_command(place, model, LONG_RUN + in_toml(settings), port=port), "more.toml"],
         cwd=place,
         env=environment(variables),
         stdout=subprocess.DEVNULL,
@@ -202,6 +217,85 @@ def test_servers_come_back_and_a_killed_driver_leaves_a_readable_folder_and_no_p
         process.wait(timeout=30)
     assert_nothing_was_lost(tmp_path, says="interrupted")
     require_shown(tmp_path / "runs", "victim", tmp_path)
+
+
+NIM = json.dumps(f"{Path(__file__).parents[2] / 'examples' / 'nim.py'}:Nim")
+AGAINST_OLDER = f"""
+[[environments]]
+name = {NIM}
+env = {{ opponents = {{ others = {{ older_version = true }} }} }}
+[rollout]
+discard_group_zero_advantage = false
+[trainer]
+use_lora = true
+[weights]
+lora_transfer = "adapter"
+[inference]
+max_model_len = 512
+inference_num_workers = 4
+opponent_num_servers = 2
+opponent_update_every = 3
+[evals]
+eval_num_servers = 1
+[[evals.evals]]
+name = {NIM}
+env = {{ opponents = {{ others = {{ older_version = true }} }} }}
+eval_every = 4
+num_samples = 3
+rollouts = 2
+[checkpoint]
+checkpoint_every = 1
+"""
+
+
+@pytest.mark.nightly
+def test_a_lost_older_version_costs_no_match_and_is_never_trained_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Two older versions, LoRA, and evals beside; an opponent's server is killed, then the run."""
+    with training(tmp_path, tiny_model, free_port(), more=AGAINST_OLDER) as process:
+        until(lambda: num_steps(tmp_path) >= 4 or process.poll() is not None, "four steps")
+        run = RunFolder.open(tmp_path / "runs" / "victim")
+        # The older of the two: the other one got version 3.
+        _, lost = [one for one in run.server_events() if one.role is ServerRole.OPPONENT][:2]
+        servers = server_processes(process.pid)
+        (server,) = [one for one in servers if lost.server.rsplit(":")[-1] in command_of(one)]
+        server.kill()
+        back_again(tmp_path, process, 2)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=DEADLINE_S)
+    more = ["--resume", "--number_of_steps", str(num_steps(tmp_path) + 3)]
+    command = [*TELESCOPE, "train", "small.toml", "run.toml", "more.toml", *more]
+    finish([*command, "--inference_base_port", str(free_port())], tmp_path)
+
+    events = [one for one in run.server_events() if one.role is ServerRole.OPPONENT]
+    kinds = Counter(one.state for one in events)
+    assert kinds[ServerState.LOST] == 1
+    held = {one.version for one in events if one.state is ServerState.SERVING}
+    trained = {row["step"]: row["tokens/trained"] for row in run.metrics()}
+    assert list(trained) == run.rollout_steps()
+    for step in trained:
+        rows = run.rollouts([step])
+        assert [(row.error, row.reward in (0.0, 1.0)) for row in rows] == [(None, True)] * 16
+        assert_played_by(rows, held)
+        assert {step - 2, step - 1} >= {row.oldest_version for row in rows}
+        # Of the policy's seats: those of its opponents are in no row.
+        assert trained[step] == sum(row.num_completion_tokens for row in rows)
+    points = run.eval_points()
+    assert len(points) >= 2
+    for point in points:
+        assert (point.state, point.versions) == (EvalPointState.DONE, (point.version,))
+        rows = EvalFolder(run.evals_path / point.folder).rows()
+        assert_played_by(rows, held)
+        assert {row.newest_version for row in rows} == {point.version}
+
+
+def assert_played_by(rows: Sequence[RolloutRow], held: set[int]) -> None:
+    """Each match has one seat of the policy and one of versions that some server has held."""
+    for row in rows:
+        opponent, policy = sorted((row.tags["seat/first"], row.tags["seat/second"]), reverse=True)
+        assert policy == "policy"
+        assert {int(one) for one in opponent.removeprefix("version ").split()} <= held
 
 
 def test_an_environment_process_and_the_only_engine_come_back_and_a_dead_rank_is_named(
