@@ -10,17 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
-from telescope_core.gateway.refusal import (
-    Refusal,
-    given_parameters,
-    is_empty,
-    list_in,
-    object_in,
-    require_fields,
-    unknown,
-    unsupported,
-    wrong,
-)
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
 INVALID_JSON = "INVALID_JSON"
@@ -72,7 +62,9 @@ _PLACES = {
 
 def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
     """Return the result of `read` for the equivalent chat request; raises Refusal."""
-    given = given_parameters(body)
+    if not isinstance(body, dict):
+        raise wrong("the request", "a JSON object", body)
+    given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
     _require_known(given)
     placed = [*_system(given.get("system")), *_messages(given.get("messages"))]
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
@@ -98,9 +90,13 @@ def _require_known(given: Mapping[str, Any]) -> None:
             raise unsupported(name, _REFUSED[name])
         if name not in (*_READ, *_REFUSED) and not is_empty(value):
             raise unknown("parameter", name, _READ)
-    managed = object_in(given.get("context_management") or {}, "context_management")
-    edits = list_in(managed.get("edits") or [], "context_management.edits", "a list")
-    for number, edit in enumerate(edits):
+    managed: object = given.get("context_management") or {}
+    if not isinstance(managed, dict):
+        raise wrong("context_management", "an object", managed)
+    edits: object = cast(dict[str, Any], managed).get("edits") or []
+    if not isinstance(edits, list):
+        raise wrong("context_management.edits", "a list", edits)
+    for number, edit in enumerate(cast(list[object], edits)):
         match edit:
             case {"type": str(kind), "keep": "all"} if kind.startswith("clear_thinking"):
                 pass
@@ -113,17 +109,23 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 def _output_format(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema for the answer; the parameter `effort` beside it is accepted."""
-    config = object_in(given.get("output_config") or {}, "output_config")
-    for name, value in config.items():
+    config: object = given.get("output_config") or {}
+    if not isinstance(config, dict):
+        raise wrong("output_config", "an object", config)
+    for name, value in cast(dict[str, Any], config).items():
         if name not in ("effort", "format") and not is_empty(value):
             raise unknown("parameter", f"output_config.{name}", ("effort", "format"))
-    form: object = given.get("output_format") or config.get("format") or {}
-    return object_in(form, "output_config.format")
+    form: object = given.get("output_format") or cast(dict[str, Any], config).get("format") or {}
+    if not isinstance(form, dict):
+        raise wrong("output_config.format", "an object", form)
+    return cast(dict[str, Any], form)
 
 
 def _tools(plain: object) -> list[dict[str, Any]]:
+    if not isinstance(plain, list):
+        raise wrong("tools", "a list of tools", plain)
     found: list[dict[str, Any]] = []
-    for number, one in enumerate(list_in(plain, "tools", "a list of tools")):
+    for number, one in enumerate(cast(list[object], plain)):
         where = f"tools.{number}"
         match one:
             case {"type": str(kind)} if kind != "custom":
@@ -136,7 +138,7 @@ def _tools(plain: object) -> list[dict[str, Any]]:
                 tool = cast(dict[str, Any], one)
             case _:
                 raise wrong(where, "a tool with name and input_schema", one)
-        require_fields(tool, _TOOL_FIELDS, where)
+        _require_fields(tool, _TOOL_FIELDS, where)
         function: dict[str, Any] = {"name": name, "parameters": tool["input_schema"]}
         for field in ("description", "strict"):
             if tool.get(field) is not None:
@@ -186,7 +188,7 @@ def _messages(plain: object) -> list[Placed]:
                 )
             case _:
                 raise wrong(where, "a message of role user or assistant", one)
-        require_fields(message, ("role", "content"), where)
+        _require_fields(message, ("role", "content"), where)
         add = _add_answer if message["role"] == "assistant" else _add_asked
         add(placed, message, where)
     return placed
@@ -227,10 +229,11 @@ def _blocks(content: object, holder: str, where: str) -> list[tuple[dict[str, An
     """Return the blocks in field `where` of `holder`; plain text is one block."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
+        raise wrong(f"{where}.content", "text or a list of blocks", content)
     inner = where if holder == "system" else f"{where}.content"
     found: list[tuple[dict[str, Any], str]] = []
-    blocks = list_in(content, f"{where}.content", "text or a list of blocks")
-    for number, one in enumerate(blocks):
+    for number, one in enumerate(cast(list[object], content)):
         place = f"{inner}.{number}"
         match one:
             case {"type": str(kind)}:
@@ -244,9 +247,15 @@ def _blocks(content: object, holder: str, where: str) -> list[tuple[dict[str, An
                 param=place,
                 code="unsupported_content",
             )
-        require_fields(block, _BLOCK_FIELDS[kind], place)
+        _require_fields(block, _BLOCK_FIELDS[kind], place)
         found.append((block, place))
     return found
+
+
+def _require_fields(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not False and not is_empty(value):
+            raise unknown("field", f"{where}.{name}", known)
 
 
 def _text_of(block: Mapping[str, Any], name: str, where: str) -> str:

@@ -1,6 +1,6 @@
 """`Refusal`: the reason why the gateway rejects a request, in the form of OpenAI's errors. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 from telescope_core.base.errors import nearest
@@ -69,30 +69,3 @@ def is_empty(value: object) -> bool:
     if isinstance(value, list):
         return all(is_empty(one) for one in cast(list[object], value))
     return value is None or value == ""
-
-
-def given_parameters(body: object) -> dict[str, Any]:
-    """Return the parameters of a request that are not null; raises Refusal without an object."""
-    fields = object_in(body, "the request", "a JSON object")
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def require_fields(fields: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raise Refusal for a field with content that is not among those `known`."""
-    for name, value in fields.items():
-        if name not in known and value is not False and not is_empty(value):
-            raise unknown("field", f"{where}.{name}", known)
-
-
-def object_in(value: object, where: str, expected: str = "an object") -> dict[str, Any]:
-    """Return `value` if it is an object; raises Refusal for anything else."""
-    if not isinstance(value, dict):
-        raise wrong(where, expected, value)
-    return cast(dict[str, Any], value)
-
-
-def list_in(value: object, where: str, expected: str) -> list[object]:
-    """Return `value` if it is a list; raises Refusal for anything else."""
-    if not isinstance(value, list):
-        raise wrong(where, expected, value)
-    return cast(list[object], value)

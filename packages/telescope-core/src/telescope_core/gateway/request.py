@@ -11,16 +11,7 @@ from typing import Any, Literal, cast
 
 from telescope_core.base.types import JsonValue, Message, Sampling
 from telescope_core.gateway.messages import read_messages
-from telescope_core.gateway.refusal import (
-    Refusal,
-    given_parameters,
-    is_empty,
-    list_in,
-    object_in,
-    unknown,
-    unsupported,
-    wrong,
-)
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 
 OLDER_VERSION: Literal["older-version"] = "older-version"
 """The model to name for an answer of an older version of the policy, which is not trained on."""
@@ -127,7 +118,9 @@ def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
 
 def given_fields(body: object, *, model: str) -> dict[str, Any]:
     """Return the parameters that are not null; raises Refusal unless the model is `model`."""
-    given = given_parameters(body)
+    if not isinstance(body, dict):
+        raise wrong("the request", "a JSON object", body)
+    given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
     if (asked := given.get("model")) != model:
         raise Refusal(
             f"there is no model {asked!r} here, only {model!r}; use the model of episode.endpoint",
@@ -210,8 +203,9 @@ def _stop(value: object, own: tuple[str, ...]) -> tuple[str, ...]:
 
 def read_tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
     """Return the functions that the model may call."""
-    listed = list_in(plain, "tools", "a list of functions")
-    for number, one in enumerate(listed):
+    if not isinstance(plain, list):
+        raise wrong("tools", "a list of functions", plain)
+    for number, one in enumerate(cast(list[Any], plain)):
         match one:
             case {"type": "function", "function": {"name": str()}}:
                 pass
@@ -222,7 +216,7 @@ def read_tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
             case _:
                 form = "{'type': 'function', 'function': {'name': ...}}"
                 raise wrong(f"tools[{number}]", form, one)
-    return tuple(cast(list[dict[str, JsonValue]], listed))
+    return tuple(cast(list[dict[str, JsonValue]], plain))
 
 
 def _require_free_choice(choice: object, *, has_tools: bool) -> None:
@@ -249,7 +243,9 @@ def include_usage(options: object, *, stream: bool) -> bool:
         return False
     if not stream:
         raise wrong("stream_options", "absent unless stream is true", options)
-    known = object_in(options, "stream_options")
+    if not isinstance(options, dict):
+        raise wrong("stream_options", "an object", options)
+    known = cast(dict[str, Any], options)
     for name, value in known.items():
         if name not in _STREAM_OPTIONS and not is_empty(value):
             raise unknown("parameter", f"stream_options.{name}", _STREAM_OPTIONS)

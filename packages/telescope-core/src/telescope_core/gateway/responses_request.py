@@ -10,17 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
-from telescope_core.gateway.refusal import (
-    Refusal,
-    given_parameters,
-    is_empty,
-    list_in,
-    object_in,
-    require_fields,
-    unknown,
-    unsupported,
-    wrong,
-)
+from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
 THINKING_MARK = "telescope:"
@@ -60,7 +50,9 @@ _THINKING_FIELDS = ("type", "id", "summary", "content", "encrypted_content", "st
 
 def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
     """Return the result of `read` for the equivalent chat request; raises Refusal."""
-    given = given_parameters(body)
+    if not isinstance(body, dict):
+        raise wrong("the request", "a JSON object", body)
+    given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
     for name, value in given.items():
         if name in _REFUSED and value is not False and not is_empty(value):
             raise unsupported(name, _REFUSED[name])
@@ -86,8 +78,10 @@ def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatR
 def _text_settings(plain: object) -> dict[str, Any]:
     if plain is None:
         return {}
-    settings = object_in(plain, "text")
-    require_fields(settings, ("format", "verbosity"), "text")
+    if not isinstance(plain, dict):
+        raise wrong("text", "an object", plain)
+    settings = cast(dict[str, Any], plain)
+    _require_fields(settings, ("format", "verbosity"), "text")
     fields: dict[str, Any] = {}
     if settings.get("verbosity") is not None:
         fields["verbosity"] = settings["verbosity"]
@@ -102,8 +96,10 @@ def _text_settings(plain: object) -> dict[str, Any]:
 
 
 def _tools(plain: object) -> list[dict[str, Any]]:
+    if not isinstance(plain, list):
+        raise wrong("tools", "a list of tools", plain)
     found: list[dict[str, Any]] = []
-    for number, one in enumerate(list_in(plain, "tools", "a list of tools")):
+    for number, one in enumerate(cast(list[object], plain)):
         where = f"tools[{number}]"
         match one:
             case {"type": "function", "name": str()}:
@@ -114,7 +110,7 @@ def _tools(plain: object) -> list[dict[str, Any]]:
                 )
             case _:
                 raise wrong(where, "{'type': 'function', 'name': ...}", one)
-        require_fields(tool, _TOOL_FIELDS, where)
+        _require_fields(tool, _TOOL_FIELDS, where)
         names = ("name", "description", "parameters", "strict")
         function = {name: tool[name] for name in names if tool.get(name) is not None}
         found.append({"type": "function", "function": function})
@@ -142,8 +138,9 @@ def _messages(instructions: object, plain: object) -> list[Placed]:
         raise wrong("input", "text, or a list of at least one item", cast(object, plain))
     for number, one in enumerate(cast(list[object], plain)):
         where = f"input[{number}]"
-        item = object_in(one, where, "an item such as {'role': ..., 'content': ...}")
-        _add_item(placed, item, where)
+        if not isinstance(one, dict):
+            raise wrong(where, "an item such as {'role': ..., 'content': ...}", one)
+        _add_item(placed, cast(dict[str, Any], one), where)
     return placed
 
 
@@ -153,16 +150,16 @@ def _add_item(placed: list[Placed], item: dict[str, Any], where: str) -> None:
         case "message":
             _add_message(placed, item, where)
         case "reasoning":
-            require_fields(item, _THINKING_FIELDS, where)
+            _require_fields(item, _THINKING_FIELDS, where)
             thinking = _thinking(item, where)
             answer_for(placed, "thinking", where)["reasoning_content"] += thinking
         case "function_call":
-            require_fields(item, _CALL_FIELDS, where)
+            _require_fields(item, _CALL_FIELDS, where)
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             answer_for(placed, "call", where)["tool_calls"].append(call)
         case "function_call_output":
-            require_fields(item, _RESULT_FIELDS, where)
+            _require_fields(item, _RESULT_FIELDS, where)
             content = _parts(item.get("output"), f"{where}.output")
             result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             placed.append(Placed(result, where))
@@ -176,7 +173,7 @@ def _add_item(placed: list[Placed], item: dict[str, Any], where: str) -> None:
 
 
 def _add_message(placed: list[Placed], item: dict[str, Any], where: str) -> None:
-    require_fields(item, _MESSAGE_FIELDS, where)
+    _require_fields(item, _MESSAGE_FIELDS, where)
     content = _parts(item.get("content"), f"{where}.content")
     role = item.get("role")
     if role == "assistant":
@@ -192,8 +189,10 @@ def _add_message(placed: list[Placed], item: dict[str, Any], where: str) -> None
 def _parts(plain: object, where: str) -> list[dict[str, Any]]:
     if isinstance(plain, str):
         return [{"type": "text", "text": plain}]
+    if not isinstance(plain, list):
+        raise wrong(where, "text, or a list of parts", plain)
     found: list[dict[str, Any]] = []
-    for number, one in enumerate(list_in(plain, where, "text, or a list of parts")):
+    for number, one in enumerate(cast(list[object], plain)):
         match one:
             case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
                 found.append({"type": "text", "text": text})
@@ -226,3 +225,9 @@ def _thinking(item: Mapping[str, Any], where: str) -> str:
         "it has no thinking of this endpoint: send back its content or its encrypted_content as "
         "they came, or leave the item out",
     )
+
+
+def _require_fields(fields: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not False and not is_empty(value):
+            raise unknown("field", f"{where}.{name}", known)
