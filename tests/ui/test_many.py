@@ -10,10 +10,11 @@ import pytest
 from tests.ui.recorded import BEGAN_S, STEP_S, row, write_eval, write_steps
 from tests.ui.served import answered
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder, step_files
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.events import EventLog
-from telescope_core.records.parquet import read_row, write_rows
+from telescope_core.records.parquet import read_chosen, read_row, write_rows
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
 
 SERVER = "http://127.0.0.1:1"
@@ -310,6 +311,25 @@ def test_a_row_of_a_large_row_group_is_found(tmp_path):
     assert [read_row(path, at) for at in (0, 63, 64, 65, 239)] == [
         rows[at] for at in (0, 63, 64, 65, 239)
     ]
+
+
+def test_chosen_rows_are_read_in_one_pass_over_all_row_groups(tmp_path, monkeypatch):
+    path = tmp_path / "step-000001.parquet"
+    rows = [row(1, group, index) for group in range(60) for index in range(4)]
+    write_rows(path, rows, chunk_bytes=200_000)
+    assert pq.ParquetFile(path).num_row_groups > 1
+    passes: list[int] = []
+    read = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "iter_batches",
+        lambda self, **given: passes.extend(given["row_groups"]) or read(self, **given),
+    )
+    chosen = [239, 0, 65, 64, 1, 130]
+    assert read_chosen(path, chosen) == [rows[at] for at in chosen]
+    assert len(passes) == len(set(passes)) > 1
+    with pytest.raises(ConfigError, match="has 240 rows, and row 240 "):
+        read_chosen(path, [3, 240])
 
 
 def test_one_that_differs_is_named_where_all_others_are_the_same(tmp_path, run):

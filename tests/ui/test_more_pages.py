@@ -141,10 +141,12 @@ def test_search_looks_into_thoughts_calls_of_tools_and_their_results(tmp_path, r
 
 
 def test_a_rollout_of_an_eval_leads_to_its_moment(ui):
-    page = ui.get(f"{RUN}/evals/math-after/rollouts/eval-2/0")
+    address = f"{RUN}/evals/math-after/rollouts/eval-2/0"
+    page = ui.get(address)
+    assert ui.get(f"{address}?tokens=false")["row"] == page["row"]
     shown = ui.get(page["addresses"]["timeline"])
     addresses = [one for row_ in shown["rows"] for one in row_["bars"]["columns"]["address"]]
-    assert f"{RUN}/evals/math-after/rollouts/eval-2/0" in addresses
+    assert address in addresses
     without = ui.get(f"{RUN}/evals/math-after/rollouts/eval-3/0")
     assert without["addresses"]["timeline"] is None
 

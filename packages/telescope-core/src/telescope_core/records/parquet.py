@@ -26,7 +26,7 @@ CHUNK_BYTES = 64 * 2**20
 """Approximate bytes of tokens, texts and numbers that are copied at a time and form a row group."""
 _FILE = "rollout file"
 _BATCH_ROWS = 64
-"""Number of rows that are decoded to read one of them."""
+"""Number of rows that are decoded at a time to read some of them."""
 _JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
 _COMPRESSED = (
     *("example_id", "group_id", "error", *_JSON_COLUMNS),
@@ -89,16 +89,35 @@ def read_row(part: Path | StepPart, number: int, *, with_tokens: bool = True) ->
 
     Raises ConfigError that names the file if it cannot be read, or has fewer rows.
     """
+    (row,) = read_chosen(part, [number], with_tokens=with_tokens)
+    return row
+
+
+def read_chosen(
+    part: Path | StepPart, numbers: Sequence[int], *, with_tokens: bool = True
+) -> list[RolloutRow]:
+    """Return the rows `numbers` of a file or of a step, 0 first, in one pass; reads little else.
+
+    Raises ConfigError that names the file if it cannot be read, or has fewer rows.
+    """
+    found: dict[int, RolloutRow] = {}
     first = 0
     with closing(_opened([part])) as opened:
         path, file, groups = next(opened)
         with reading(path, _FILE):
             for group in groups:
                 size = file.metadata.row_group(group).num_rows
-                if number < first + size:
-                    return _row_in(file, group, number - first, with_tokens=with_tokens)
+                own = [number - first for number in numbers if first <= number < first + size]
+                if own:
+                    rows = _rows_in(file, group, own, with_tokens=with_tokens)
+                    found |= {first + number: row for number, row in rows}
                 first += size
-    raise ConfigError(f"{path} has {first} rows, and row {number} was asked for; it was rewritten")
+    for number in numbers:
+        if number not in found:
+            raise ConfigError(
+                f"{path} has {first} rows, and row {number} was asked for; it was rewritten"
+            )
+    return [found[number] for number in numbers]
 
 
 def _opened(parts: Iterable[Path | StepPart]) -> Generator[tuple[Path, Any, Sequence[int]]]:
@@ -118,23 +137,30 @@ def _opened(parts: Iterable[Path | StepPart]) -> Generator[tuple[Path, Any, Sequ
                 yield part.path, file, groups
 
 
-def _row_in(file: Any, group: int, number: int, *, with_tokens: bool) -> RolloutRow:
-    """Return a row of a row group; holds at most one batch in memory."""
+def _rows_in(
+    file: Any, group: int, numbers: Sequence[int], *, with_tokens: bool
+) -> Iterator[tuple[int, RolloutRow]]:
+    """Yield the number and the row of some rows of a row group; holds at most one batch.
+
+    A row group is decoded from its beginning, so the last of `numbers` is what it costs.
+    """
     left_out = () if with_tokens else (*PER_TURN, *COLUMNS)
     names = [name for name in file.schema_arrow.names if name not in left_out]
+    first = 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=[group], columns=names):
-        if number >= batch.num_rows:
-            number -= batch.num_rows
-            continue
-        # Taken and not sliced, so that offsets of lists begin at 0.
-        one = batch.take([number])
-        plain = [name for name in names if name not in COLUMNS]
-        row = _from_columns(one.select(plain).to_pylist()[0])
-        if "chains" not in names:
-            return row
-        (tokens,) = read_tokens(*(one.column(name) for name in COLUMNS))
-        return replace(row, tokens=tokens)
-    raise AssertionError("a row group has as many rows as its metadata says")
+        own = [number for number in numbers if first <= number < first + batch.num_rows]
+        if own:
+            # Taken and not sliced, so that offsets of lists begin at 0.
+            some = batch.take([number - first for number in own])
+            plain = some.select([name for name in names if name not in COLUMNS])
+            rows = [_from_columns(fields) for fields in plain.to_pylist()]
+            if "chains" in names:
+                tokens = read_tokens(*(some.column(name) for name in COLUMNS))
+                rows = [replace(row, tokens=one) for row, one in zip(rows, tokens, strict=True)]
+            yield from zip(own, rows, strict=True)
+        first += batch.num_rows
+        if first > max(numbers):
+            return
 
 
 def _rows_of(file: Any, group: int, *, with_tokens: bool) -> Iterator[RolloutRow]:

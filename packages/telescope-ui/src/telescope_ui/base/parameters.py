@@ -85,7 +85,7 @@ class RolloutsParameters(Parameters):
 
 
 class RolloutParameters(Parameters):
-    """Parameters of one rollout."""
+    """Parameters of one rollout, of training or of an eval."""
 
     tokens: bool = True
 

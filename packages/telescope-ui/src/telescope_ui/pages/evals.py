@@ -314,6 +314,7 @@ def eval_rollout_page(
     folder: str,
     key: tuple[str, int],
     *,
+    with_tokens: bool,
     known: Calls | None = None,
 ) -> JsonObject:
     """Return the rollout `key` of an eval: its group, and its number in it.
@@ -337,7 +338,7 @@ def eval_rollout_page(
     return {
         "page": "rollout",
         "run": run.brief(),
-        **row_answer(run, row, with_tokens=True),
+        **row_answer(run, row, with_tokens=with_tokens),
         "reward_parts": reward_parts(row, {} if result is None else result.reward_weights),
         "calls": {"columns": calls},
         "events": none,

@@ -11,7 +11,7 @@ from telescope_ui.files.database import quoted
 from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.evals import example_in_evals
-from telescope_ui.pages.rollout import messages_json, row_at, scalars
+from telescope_ui.pages.rollout import messages_json, rows_at, scalars
 
 _MAX_ROLLOUTS = 64
 _MAX_OF_EXAMPLE = 5000
@@ -27,7 +27,7 @@ def group_page(run: OneRun, group_id: str) -> JsonObject:
     places = queries.group_places(run.index, group_id)
     if not places:
         raise NotThereError(f"no group {group_id!r} is recorded in {run.key}")
-    rows = [row_at(run, place, with_tokens=False) for place, _ in places[:_MAX_ROLLOUTS]]
+    rows = rows_at(run, [place for place, _ in places[:_MAX_ROLLOUTS]], with_tokens=False)
     first = rows[0]
     prompt = _prompt(first)
     return {

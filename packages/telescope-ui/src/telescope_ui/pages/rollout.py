@@ -8,7 +8,7 @@ from typing import Any
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import message_to_record
 from telescope_core.base.types import JsonValue, Message
-from telescope_core.records.parquet import read_row
+from telescope_core.records.parquet import read_chosen
 from telescope_core.records.rows import RolloutRow
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.damage import answering, unreadable, with_details
@@ -53,7 +53,7 @@ def rollout_page(
     """
     run.index.refresh()
     place = queries.place_of(run.index, *key)
-    row = row_at(run, place, with_tokens=with_tokens)
+    row = row_at(run, place, with_tokens=True)
     moments = answering(
         database.damage, lambda: _files_of(run, row), lambda: _moments(run, database, row, calls)
     )
@@ -101,12 +101,12 @@ def _steps_around(step: int) -> list[int]:
 def row_answer(
     run: OneRun, row: RolloutRow, *, with_tokens: bool, training: Training = UNKNOWN
 ) -> JsonObject:
-    """Return the record of a rollout."""
+    """Return the record of a rollout; its tokens may be a hundred times as much as the rest."""
     return {
         "row": scalars(row),
         "messages": messages_json(row.messages),
         "conversations": [messages_json(one) for one in row.conversations],
-        "tokens": tokens_of(run.path, row, training) if with_tokens else None,
+        "tokens": tokens_of(run.path, row, training, with_chains=with_tokens),
     }
 
 
@@ -122,19 +122,33 @@ def reward_parts(row: RolloutRow, weights: Mapping[str, float]) -> list[JsonObje
 
 def row_at(run: OneRun, place: queries.Place, *, with_tokens: bool) -> RolloutRow:
     """Return the row at `place`; raises NotThereError if its file has gone."""
-    name = f"step-{place.step:06d}.parquet"
-    try:
-        part = step_part(run.path, place.folder, place.step)
-        if part is not None:
-            name = part.path.name
-            return read_row(part, place.row, with_tokens=with_tokens)
-    except ConfigError as error:
-        why = f"{place.folder}/{name} cannot be read: {unreadable(name)}"
-        raise ConfigError(with_details(f"{why}; the other files of the run can", error)) from None
-    raise NotThereError(
-        f"{place.folder}/{name} is gone: the run went back to an earlier step, or was deleted; "
-        "load the page of rollouts again"
-    )
+    (row,) = rows_at(run, [place], with_tokens=with_tokens)
+    return row
+
+
+def rows_at(run: OneRun, places: Sequence[queries.Place], *, with_tokens: bool) -> list[RolloutRow]:
+    """Return the rows at `places`, each file read once; raises NotThereError if one has gone."""
+    found: dict[queries.Place, RolloutRow] = {}
+    for folder, step in dict.fromkeys((place.folder, place.step) for place in places):
+        own = [place for place in places if (place.folder, place.step) == (folder, step)]
+        name = f"step-{step:06d}.parquet"
+        rows: list[RolloutRow] | None = None
+        try:
+            part = step_part(run.path, folder, step)
+            if part is not None:
+                name = part.path.name
+                rows = read_chosen(part, [place.row for place in own], with_tokens=with_tokens)
+        except ConfigError as error:
+            why = f"{folder}/{name} cannot be read: {unreadable(name)}"
+            why = f"{why}; the other files of the run can"
+            raise ConfigError(with_details(why, error)) from None
+        if rows is None:
+            raise NotThereError(
+                f"{folder}/{name} is gone: the run went back to an earlier step, or was deleted; "
+                "load the page of rollouts again"
+            )
+        found |= zip(own, rows, strict=True)
+    return [found[place] for place in places]
 
 
 def scalars(row: RolloutRow) -> JsonObject:

@@ -49,16 +49,21 @@ def training_of(run: Path, row: RolloutRow) -> Training:
         return Training(None, [f"{TOKEN_FACTS_FOLDER} of step {row.step} are left out: {error}"])
 
 
-def tokens_of(run: Path, row: RolloutRow, training: Training = UNKNOWN) -> JsonObject | None:
-    """Return the tokens of `row`, chain by chain; None if they are not recorded."""
+def tokens_of(
+    run: Path, row: RolloutRow, training: Training = UNKNOWN, *, with_chains: bool = True
+) -> JsonObject | None:
+    """Return the tokens of `row`, chain by chain; None if they are not recorded.
+
+    Without `with_chains`, only where each turn is.
+    """
     if row.tokens is None:
         return None
     found = numbered(row.tokens)
-    texts = texts_for(run)
+    texts = texts_for(run) if with_chains else None
     facts = {one.turn: one for one in training.turns or ()}
     chains: list[JsonObject] = []
     left = MAX_TOKENS
-    for number, chain in enumerate(found.chains):
+    for number, chain in enumerate(found.chains if with_chains else ()):
         if len(chain) > left and chains:
             break
         length = min(len(chain), left)

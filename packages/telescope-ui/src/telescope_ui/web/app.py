@@ -205,10 +205,11 @@ def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
         folder: str,
         group: str,
         index: str,
-        asked: Annotated[asked_for.NoParameters, Query()],
+        asked: Annotated[asked_for.RolloutParameters, Query()],
     ) -> Response:
         _, number, _ = key_of(group, index, "1")
-        return _answer(eval_rollout_page(runs.get(run), database, folder, (group, number)))
+        one, key = runs.get(run), (group, number)
+        return _answer(eval_rollout_page(one, database, folder, key, with_tokens=asked.tokens))
 
     @app.get("/evals/{key:part}")
     def _standalone(key: str, asked: Annotated[asked_for.EvalParameters, Query()]) -> Response:
@@ -220,10 +221,11 @@ def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
 
     @app.get("/evals/{key:part}/rollouts/{group:part}/{index:part}")
     def _rollout_of_eval(
-        key: str, group: str, index: str, asked: Annotated[asked_for.NoParameters, Query()]
+        key: str, group: str, index: str, asked: Annotated[asked_for.RolloutParameters, Query()]
     ) -> Response:
         _, number, _ = key_of(group, index, "1")
-        return _answer(eval_rollout_page(runs.get_eval(key), database, "", (group, number)))
+        one, place = runs.get_eval(key), (group, number)
+        return _answer(eval_rollout_page(one, database, "", place, with_tokens=asked.tokens))
 
 
 def _add_files(app: FastAPI, runs: Runs, watcher: Watcher) -> None:

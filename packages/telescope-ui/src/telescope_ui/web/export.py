@@ -298,7 +298,9 @@ def _eval_rollouts(run: OneRun, database: Database, folder: str, num: int) -> It
         place = ("evals", folder) if folder else ()
         yield (
             run.address(*place, "rollouts", *key),
-            lambda key=key: eval_rollout_page(run, database, folder, key, known=calls()),
+            lambda key=key: eval_rollout_page(
+                run, database, folder, key, with_tokens=True, known=calls()
+            ),
         )
 
 

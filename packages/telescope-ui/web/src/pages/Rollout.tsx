@@ -5,7 +5,7 @@ import { Link } from "../components/Link.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { Tokens } from "../components/Tokens.tsx";
-import { ofRun, sideOf, withQuery } from "../lib/address.ts";
+import { dataAddress, ofRun, sideOf, withQuery } from "../lib/address.ts";
 import { rowsOf, type Cell } from "../lib/columns.ts";
 import { isThere, useData } from "../lib/data.ts";
 import { formatCell, formatClock, formatNumber, formatSeconds, plural } from "../lib/format.ts";
@@ -21,9 +21,11 @@ const VIEWS = ["conversation", "tokens", "calls", "record"] as const;
 type View = (typeof VIEWS)[number];
 
 export function Rollout({ address, query }: PageProps) {
-  const loaded = useData<RolloutPage>(address);
   const asked = query.get("ui.view") as View;
   const view = VIEWS.includes(asked) ? asked : "conversation";
+  // An export has one page of a rollout, with its tokens.
+  const tokens = view === "tokens" || exported() ? null : "false";
+  const loaded = useData<RolloutPage>(dataAddress(withQuery(address, { tokens })));
   const isRaw = query.get("ui.raw") === "yes";
   const show = (one: View) => go(withQuery(address, { "ui.view": one === "conversation" ? null : one }), "replace");
   return (
@@ -44,7 +46,9 @@ export function Rollout({ address, query }: PageProps) {
             <div>
               {view === "conversation" && <Talk data={data} isRaw={isRaw} />}
               {view === "tokens" &&
-                (data.tokens ? (
+                (loaded.isOld ? (
+                  <Empty>Loading...</Empty>
+                ) : data.tokens ? (
                   <Tokens
                     tokens={data.tokens}
                     by={query.get("ui.by") ?? ""}
