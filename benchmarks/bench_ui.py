@@ -43,7 +43,7 @@ SCALARS = (
 SHAPES = {
     "steps": Shape(num_steps=10_000, per_step=8),
     "giant": Shape(num_steps=1, per_step=100_000),
-    "turns": Shape(num_steps=8, per_step=256, num_turns=100),
+    "turns": Shape(num_steps=8, per_step=64, num_turns=100),
     "wide": Shape(num_steps=20, num_metrics=300),
 }
 """Runs of other shapes, which `--rollouts` leaves as they are."""
@@ -101,7 +101,7 @@ def questions(key: str, shape: Shape) -> list[Question]:
     run, half = f"/runs/{key}", max(1, shape.num_steps // 2)
     return [
         *questions_of_lists(key, half),
-        *questions_of_rollouts(key, half, group=min(5, shape.per_step // GROUP_SIZE - 1)),
+        *questions_of_rollouts(key, half, group=shape.per_step // GROUP_SIZE // 2),
         *questions_of_searches(run),
         *questions_of_times(run, half),
     ]
@@ -157,7 +157,7 @@ def questions_of_lists(key: str, half: int) -> list[Question]:
 
 
 def questions_of_rollouts(key: str, half: int, *, group: int) -> list[Question]:
-    """Return questions about few rollouts in the middle of the run, of one group of a step."""
+    """Return questions about few rollouts in the middle of the run, and of their step."""
     run, group_id = f"/runs/{key}", f"{half}-{group}"
     return [
         Question(

@@ -27,6 +27,8 @@ PER_STEP = 512
 GROUP_SIZE = 8
 NUM_TOKENS = 256
 NUM_PROMPT_TOKENS = 64
+NUM_SAMPLED = NUM_TOKENS - NUM_PROMPT_TOKENS
+"""Tokens of a turn: all, those that come first, and the answer's."""
 BEGAN_S = 1_750_000_000.0
 STEP_S = 20.0
 ENVIRONMENTS = ("math", "code", "search", "chess")
@@ -41,8 +43,8 @@ RARE = "quokka"
 """A word that one rollout in a thousand says."""
 
 
-_ROW_BYTES = 3_000
-"""Size of a row of a single turn besides its texts, as run folders count it."""
+_TURN_BYTES = 3_000
+"""Size of a turn, as run folders count it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def write_run(path: Path, shape: Shape, *, seed: int = 0) -> RunFolder:
         pq.write_table(
             _step_table(step, shape, rng, texts, schema),
             run.rollouts_path / f"step-{step:06d}.parquet",
-            row_group_size=CHUNK_BYTES // (_ROW_BYTES + 1_200 * shape.num_turns),
+            row_group_size=CHUNK_BYTES // (_TURN_BYTES * shape.num_turns),
             compression="zstd",
             use_dictionary=[name for name in schema.names if name not in ("chains", "turns")],
         )
@@ -161,7 +163,7 @@ def _step_table(
         "newest_version": np.full(num, step - 1, np.int32),
         "generate_s": seconds,
         "score_s": np.full(num, 0.01),
-        **_tokens(num, rng, schema),
+        **_tokens(shape, rng, schema),
     }
     arrays = [
         _array(columns.get(field.name, pa.nulls(num, field.type)), field.type) for field in schema
@@ -190,28 +192,34 @@ def _messages(said: Sequence[str]) -> list[dict[str, str | None]]:
     ]
 
 
-def _tokens(num: int, rng: np.random.Generator, schema: pa.Schema) -> dict[str, pa.Array]:
-    sampled = NUM_TOKENS - NUM_PROMPT_TOKENS
-    ids = pa.array(rng.integers(0, 32000, num * NUM_TOKENS).astype(np.int32))
+def _tokens(shape: Shape, rng: np.random.Generator, schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return one chain of tokens for each rollout, in which its turns follow each other."""
+    num = shape.per_step
+    length, sampled = NUM_TOKENS * shape.num_turns, NUM_SAMPLED * shape.num_turns
+    ids = pa.array(rng.integers(0, 32000, num * length).astype(np.int32))
     logprobs = pa.array(-rng.gamma(0.5, 0.5, num * sampled).astype(np.float32))
     kind = schema.field("chains").type
     chain = pa.StructArray.from_arrays(
         [
             pa.nulls(num, pa.int32()),
             pa.array(np.zeros(num, np.int64)),
-            pa.LargeListArray.from_arrays(np.arange(num + 1) * NUM_TOKENS, ids),
+            pa.LargeListArray.from_arrays(np.arange(num + 1) * length, ids),
             pa.LargeListArray.from_arrays(np.arange(num + 1) * sampled, logprobs),
         ],
         fields=list(kind.value_type),
     )
-    place = {
-        **{"chain": 0, "prompt_end": NUM_PROMPT_TOKENS, "completion_end": NUM_TOKENS},
-        **{"logprobs_start": 0, "logprobs_end": sampled},
-    }
+    places = [
+        {
+            **{"chain": 0, "prompt_end": turn * NUM_TOKENS + NUM_PROMPT_TOKENS},
+            **{"completion_end": (turn + 1) * NUM_TOKENS, "logprobs_start": turn * NUM_SAMPLED},
+            "logprobs_end": (turn + 1) * NUM_SAMPLED,
+        }
+        for turn in range(shape.num_turns)
+    ]
     offsets = pa.array(np.arange(num + 1, dtype=np.int32))
     return {
         "chains": pa.ListArray.from_arrays(offsets, chain, type=kind),
-        "turns": pa.array([[place]] * num, schema.field("turns").type),
+        "turns": pa.array([places] * num, schema.field("turns").type),
     }
 
 
@@ -281,7 +289,7 @@ def _calls(shape: Shape, rng: np.random.Generator) -> dict[str, Any]:
         "decode_s": 0.85 * seconds,
         "num_prompt_tokens": np.full(num, NUM_PROMPT_TOKENS),
         "num_cached_tokens": np.zeros(num, np.int64),
-        "num_completion_tokens": np.full(num, NUM_TOKENS - NUM_PROMPT_TOKENS),
+        "num_completion_tokens": np.full(num, NUM_SAMPLED),
         "error": [""] * num,
     }
 
