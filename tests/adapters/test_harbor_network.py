@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from ipaddress import ip_address
 
 import pytest
@@ -203,7 +204,7 @@ def test_clouds_are_refused_with_a_network_that_is_not_whole(tmp_path):
     for mode, more in (("no-network", ""), ("allowlist", "allowed_hosts = ['a.b']")):
         table = f"docker_image = 'a/b'\nworkdir = '/app'\nnetwork_mode = '{mode}'\n{more}\n"
         write_task(tmp_path / "asks", table=f"[environment]\n{table}")
-        with pytest.raises(EnvironmentLoadError, match=f"asks has network_mode = '{mode}'"):
+        with pytest.raises(EnvironmentLoadError, match="asks is not public throughout"):
             opened(tmp_path, sandbox="modal")
 
 
@@ -235,6 +236,11 @@ async def test_what_runs_in_a_task_reaches_its_hosts_and_nothing_else(tmp_path, 
             assert json.loads(policy.asked[1]) == TRIED
             assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error
             assert len(asked) == 2
-            rollout, policy = await play("$ echo [$http_proxy$HTTPS_PROXY]", "done", index=1)
-            assert policy.asked[1].strip() == "[]"
+            # Encrypted connections need the certificates of this machine.
+            look = "import ssl; print(ssl.get_default_verify_paths().capath is None)"
+            rollout, policy = await play(
+                f"$ echo [$http_proxy$HTTPS_PROXY]; python3 -c '{look}'", "done", index=1
+            )
+            has_none = ssl.get_default_verify_paths().capath is None
+            assert policy.asked[1].split() == ["[]", str(has_none)]
             assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0), rollout.error

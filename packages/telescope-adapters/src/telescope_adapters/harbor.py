@@ -7,6 +7,8 @@ sandboxes are made of, and `harbor_grading` runs the tests.
 
 import asyncio
 import math
+import os
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -195,8 +197,11 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 find_interpreter(f"{venv}/bin/python")
             except SandboxUnavailableError as error:
                 raise EnvironmentLoadError(f"env.local_venv {venv!r}: {error}") from None
+        # Encrypted connections to the hosts of a task need them.
+        certificates = ssl.get_default_verify_paths().capath
+        shown = [os.path.realpath(certificates)] if certificates else []
         return LocalProvider(
-            read_only=(*read_only, *([venv] if venv else [])), writable=tuple(sorted(roots))
+            read_only=(*read_only, *shown, *([venv] if venv else [])), writable=tuple(sorted(roots))
         )
 
     def place(self, episode: Episode[Any]) -> AgentPlace:
@@ -324,7 +329,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 table.hosts or (image is task.image and table.hosts is not None)
             ):
                 found.append(
-                    f"{image.name} has network_mode = {table.network_mode!r}, but sandboxes of "
+                    f"{image.name} is not public throughout (network_mode), but sandboxes of "
                     f"{settings.sandbox!r} reach their model over the internet"
                 )
             elif settings.sandbox != "docker" and not table.docker_image:
