@@ -1,4 +1,4 @@
-"""`Rule`: one rule of `diagnose`; `in_a_row` makes one that looks for consecutive steps."""
+"""`Rule`: one rule of `diagnose`, which may look for consecutive steps in which something holds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -64,8 +64,11 @@ class AttentionChoice:
 
     @property
     def reasons(self) -> str:
-        """The reasons against faster kinds, for people."""
-        return "; ".join(f"not {name}: {reason}" for name, reason in self.refused.items())
+        """The reasons against faster kinds, for people; equal ones are told together."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.refused.items():
+            names.setdefault(reason, []).append(name)
+        return "; ".join(f"not {', '.join(kinds)}: {reason}" for reason, kinds in names.items())
 
 
 def choose_attention(
