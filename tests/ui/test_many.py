@@ -16,6 +16,8 @@ from telescope_core.records.blocks import BlockLog
 from telescope_core.records.events import EventLog
 from telescope_core.records.parquet import read_chosen, read_row, write_rows
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
+from telescope_ui.index import building, search
+from telescope_ui.index.building import rows_of
 
 SERVER = "http://127.0.0.1:1"
 
@@ -230,6 +232,27 @@ def test_files_of_many_steps_show_what_those_of_each_step_did(tmp_path, run, mon
         (run.rollouts_path / "steps-000006-000010.parquet").write_bytes(b"PAR1 and no more")
         (problem,) = ui.get("/runs/r/rollouts")["index"]["problems"]
         assert problem.startswith("rollouts/steps-000006-000010.parquet is left out")
+
+
+def test_a_query_reads_one_file_of_many_steps_at_most(tmp_path, run, monkeypatch):
+    write_steps(run, range(1, 13), groups=1)
+    monkeypatch.setattr(step_files, "STEPS_PER_FILE", 5)
+    step_files.merge(run.rollouts_path, up_to=10, options={})
+    asked: list[set[str]] = []
+    for module in (building, search):
+        monkeypatch.setattr(
+            module,
+            "rows_of",
+            lambda files: asked.append({one.file.name for one in files}) or rows_of(files),
+        )
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/rollouts?q=of%20nobody")
+    assert page["index"]["is_complete"]
+    assert page["search"]["is_complete"]
+    many = {"steps-000001-000005.parquet"}, {"steps-000006-000010.parquet"}
+    own = {"step-000011.parquet", "step-000012.parquet"}
+    assert all(names in many or names <= own for names in asked), asked
+    assert all(asked.count(names) >= 2 for names in many)
 
 
 def test_a_fleet_is_shown_by_its_quantiles_and_outliers(tmp_path, run):

@@ -95,7 +95,19 @@ def batches(files: Sequence[StepFile]) -> Iterator[list[StepFile]]:
     for folder in FOLDERS:
         own = sorted((f for f in files if f.folder == folder), key=lambda f: -f.step)
         for start in range(0, len(own), BATCH_FILES):
-            yield own[start : start + BATCH_FILES]
+            yield from by_file(own[start : start + BATCH_FILES])
+
+
+def by_file(files: Sequence[StepFile]) -> list[list[StepFile]]:
+    """Return the steps with files of their own together, and those of each file of many apart.
+
+    A query passes over the row groups outside the first and the last row that it needs of any of
+    its files, so with two files of many steps it would decode both from end to end.
+    """
+    found: dict[str, list[StepFile]] = {}
+    for one in files:
+        found.setdefault("" if one.rows == _EVERY_ROW else one.file.name, []).append(one)
+    return list(found.values())
 
 
 def add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile]) -> None:

@@ -10,7 +10,7 @@ import duckdb
 
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.files.database import quoted
-from telescope_ui.index.building import StepFile, files_of, rows_of
+from telescope_ui.index.building import StepFile, by_file, files_of, rows_of
 from telescope_ui.index.filters import Condition
 from telescope_ui.index.queries import as_columns
 from telescope_ui.index.run_index import RunIndex
@@ -108,7 +108,11 @@ class Search:
             for _ in range(2):
                 files = files_of(self._run, folder, steps)
                 try:
-                    found += self._in_files(files, names, is_replaced=is_replaced) if files else []
+                    hits = [
+                        self._in_files(some, names, is_replaced=is_replaced)
+                        for some in by_file(files)
+                    ]
+                    found += [hit for some in hits for hit in some]
                     break
                 except duckdb.IOException:
                     # Files are deleted under the search, when they were merged or when the run
