@@ -1,6 +1,7 @@
 """A run folder of any size, with text, tokens, model calls, spans and gauges, written quickly.
 
-One step is written by the code of run folders; the others are Arrow tables of the same schema.
+One step is written by the code of run folders; the others are Arrow tables of the same schema, and
+small files are merged as a run does it.
 """
 
 import json
@@ -17,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telescope_core.base.chains import ChainRecorder
-from telescope_core.records.parquet import CHUNK_BYTES
+from telescope_core.records.parquet import CHUNK_BYTES, writer_options
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
+from telescope_core.records.step_files import merge
 from telescope_core.records.timeline import GaugeSample, ModelCall, TimelineSpan
 from telescope_core.types import Message, RolloutStatus
 
@@ -80,10 +82,12 @@ def write_run(path: Path, shape: Shape, *, seed: int = 0) -> RunFolder:
             compression="zstd",
             use_dictionary=[name for name in schema.names if name not in ("chains", "turns")],
         )
+        merge(run.rollouts_path, up_to=step - 1, options=writer_options())
     run.note_reward_ranges(dict.fromkeys(ENVIRONMENTS, (0.0, 1.0)))
     _write_metrics(path, num_steps, rng)
     for step in range(1, num_steps + 1):
         _write_events(path / "events", step, shape.per_step, rng)
+        merge(path / "events", up_to=step - 1, options={"compression": "zstd"})
     _write_blocks(path / "calls", _calls(shape, rng), ModelCall)
     _write_blocks(path / "timeline", _spans(num_steps), TimelineSpan)
     _write_blocks(path / "gauges", _gauges(num_steps, rng), GaugeSample)
