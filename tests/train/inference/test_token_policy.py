@@ -186,10 +186,10 @@ async def test_what_an_environment_begins_with_is_ready_with_its_tools(
         RecordingPool([renderer.encode("2")] * 3), renderer, max_model_len=None
     )
     sampling = Sampling(max_tokens=8)
-    source.prepare("calculator", [USER])
+    await source.prepare("calculator", [USER])
     await source.policy("a/0").complete([USER], sampling, tools=tools)
-    source.prepare("calculator", [FOLLOW_UP])
-    source.prepare("another", [other := Message(role="user", content="3+3=")])
+    await source.prepare("calculator", [FOLLOW_UP])
+    await source.prepare("another", [other := Message(role="user", content="3+3=")])
     texts.clear()
     await source.policy("b/0").complete([FOLLOW_UP], sampling, tools=tools)
     await source.policy("c/0").complete([other], sampling)

@@ -10,13 +10,20 @@ from telescope_core import Message, TelescopeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
-from telescope_train.rollouts.prefetch import READERS, Prefetch, first_messages
+from telescope_train.rollouts.prefetch import READERS, Prefetch, Prepare, first_messages
 
 ENDLESS = Source(environment="echo", weight=1.0, num_examples=None)
 
 
 def new_draw() -> ExampleDraw:
     return ExampleDraw([ENDLESS], seed=0)
+
+
+def noting(prepared: list[str]) -> Prepare:
+    async def prepare(environment: str, messages: Sequence[Message]) -> None:
+        prepared.append(messages[0].content)
+
+    return prepare
 
 
 async def settled() -> None:
@@ -42,7 +49,7 @@ class Asked:
 async def test_as_many_prompts_are_ready_as_asked_for_and_none_twice() -> None:
     asked, prepared = Asked(), list[str]()
     prefetch = Prefetch(
-        new_draw(), asked, lambda _, messages: prepared.append(messages[0].content), size=5
+        new_draw(), asked, noting(prepared), size=5
     )
     assert asked.numbers == []
     prefetch.keep_ahead_of(0)
@@ -73,7 +80,7 @@ async def test_what_has_begun_already_is_not_made_ready_any_more() -> None:
 async def test_an_example_that_cannot_be_read_is_left_to_whoever_plays_it() -> None:
     asked, prepared = Asked(broken=2), list[str]()
     prefetch = Prefetch(
-        new_draw(), asked, lambda _, messages: prepared.append(messages[0].content), size=3
+        new_draw(), asked, noting(prepared), size=3
     )
     prefetch.keep_ahead_of(0)
     await settled()
@@ -94,7 +101,7 @@ async def test_an_unexpected_error_stops_nothing_and_is_in_the_log(
             raise KeyError("level")
         return [Message(role="user", content=str(drawn.number))]
 
-    def prepare(environment: str, messages: Sequence[Message]) -> None:
+    async def prepare(environment: str, messages: Sequence[Message]) -> None:
         if not in_reading and messages[0].content == "2":
             raise KeyError("level")
         prepared.append(messages[0].content)
@@ -128,7 +135,7 @@ async def test_slow_examples_are_read_several_at_a_time(size: int, at_once: int)
     """One that takes a second each would else be no faster ahead of its turn than at it."""
     slow, prepared = Slow(), list[str]()
     prefetch = Prefetch(
-        new_draw(), slow, lambda _, messages: prepared.append(messages[0].content), size=size
+        new_draw(), slow, noting(prepared), size=size
     )
     prefetch.keep_ahead_of(0)
     await settled()

@@ -6,6 +6,7 @@ encodes the text between two of them separately. A text can therefore be cut bef
 token that ends a turn, and each piece encoded together with that token.
 """
 
+import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,26 +28,40 @@ class Encoder:
         self._tokenizer = tokenizer
         self._max_remembered = max_remembered
         self._marks = _marks(tokenizer, stop_token_ids)
-        # A plain dictionary that drops its oldest entries. Encoding never awaits, so rollouts that
-        # run at the same time do not see it half changed.
+        # A plain dictionary that drops its oldest entries. It is only read and changed by the event
+        # loop, and never across an await, so rollouts at the same time do not see it half changed.
         self._pieces: dict[str, array[int]] = {}
         self._num_characters = 0
 
     def encode(self, text: str) -> "array[int]":
         """Return the int32 ids of `text`, the same as those of the tokenizer; a copy."""
-        pieces = [text]
-        for mark in self._marks:
-            pieces = [part for piece in pieces for part in _cut(piece, mark)]
-        unknown = list(dict.fromkeys(one for one in pieces if one not in self._pieces))
-        found: dict[str, array[int]] = {}
-        if unknown:
-            encoded = self._tokenizer(unknown, add_special_tokens=False)["input_ids"]
-            found = {one: array("i", ids) for one, ids in zip(unknown, encoded, strict=True)}
+        pieces, unknown = self._split(text)
+        found = self._encoded(unknown)
         ids = array("i")
         for one in pieces:
             ids.extend(found[one] if one in found else self._pieces[one])
         self._remember(found)
         return ids
+
+    async def encode_ahead(self, text: str) -> None:
+        """Encode the pieces of a long `text` in a thread, so that `encode` finds them."""
+        _, unknown = self._split(text)
+        found = await asyncio.to_thread(self._encoded, unknown)
+        # The same pieces may have been encoded meanwhile.
+        self._remember({one: ids for one, ids in found.items() if one not in self._pieces})
+
+    def _split(self, text: str) -> tuple[list[str], list[str]]:
+        """Return the pieces of `text`, and those of them that are not known yet."""
+        pieces = [text]
+        for mark in self._marks:
+            pieces = [part for piece in pieces for part in _cut(piece, mark)]
+        return pieces, list(dict.fromkeys(one for one in pieces if one not in self._pieces))
+
+    def _encoded(self, pieces: Sequence[str]) -> dict[str, "array[int]"]:
+        if not pieces:
+            return {}
+        encoded = self._tokenizer(list(pieces), add_special_tokens=False)["input_ids"]
+        return {one: array("i", ids) for one, ids in zip(pieces, encoded, strict=True)}
 
     def _remember(self, found: dict[str, "array[int]"]) -> None:
         self._pieces |= found

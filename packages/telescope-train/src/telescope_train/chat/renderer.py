@@ -30,6 +30,8 @@ from telescope_train.chat.turn_end import no_end, turn_end
 from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
+LONG_CHARACTERS = 2**15
+"""From here on a first prompt is encoded in a thread: it takes more than some 20 ms."""
 MAX_REMEMBERED = 1024
 """Most cached conversations: a group's rollouts share their first prompt."""
 _ANYBODY = (Message(role="user", content="hello"),)
@@ -130,6 +132,15 @@ class Renderer:
                 self._prompts.pop(next(iter(self._prompts)))
             self._prompts[key] = prompt
         return prompt
+
+    async def prepare(self, messages: Sequence[Message], *, tools: Tools = ()) -> None:
+        """Make the work of `prompt` short: a long text is encoded while the event loop goes on."""
+        key = (tuple(messages), orjson.dumps(tools) if tools else b"")
+        num_characters = sum(len(one.content) for one in messages)
+        if num_characters >= LONG_CHARACTERS and key not in self._prompts:
+            self._require(uses_of(key[0], tools))
+            text = self.text(messages, tools=tools, add_generation_prompt=True)
+            await self._encoder.encode_ahead(text)
 
     def parse(
         self, token_ids: Sequence[int], *, tools: Tools = (), prompt: Prompt | None = None

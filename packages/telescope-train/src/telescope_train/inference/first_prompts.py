@@ -23,13 +23,15 @@ class FirstPrompts:
         self._tools: dict[str, Tools] = {}
         self._environments: OrderedDict[tuple[Message, ...], str] = OrderedDict()
 
-    def prepare(self, environment: str, messages: Sequence[Message]) -> None:
+    async def prepare(self, environment: str, messages: Sequence[Message]) -> None:
         """Prepare the most likely first prompt of a rollout of `environment`."""
         key = tuple(messages)
         self._environments[key] = environment
         if len(self._environments) > MOST_REMEMBERED:
             self._environments.popitem(last=False)
-        self._renderer.prompt(key, tools=self._tools.get(environment, ()))
+        tools = self._tools.get(environment, ())
+        await self._renderer.prepare(key, tools=tools)
+        self._renderer.prompt(key, tools=tools)
 
     def is_asked(self, messages: tuple[Message, ...], tools: Tools) -> None:
         """Record the tools with which a rollout begins; later prompts are prepared with them."""

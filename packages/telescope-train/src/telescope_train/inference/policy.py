@@ -95,9 +95,9 @@ class TokenPolicySource:
             )
         return policy
 
-    def prepare(self, environment: str, messages: Sequence[Message]) -> None:
+    async def prepare(self, environment: str, messages: Sequence[Message]) -> None:
         """Render and tokenize a first prompt ahead of its rollouts, which then find it."""
-        self._first_prompts.prepare(environment, messages)
+        await self._first_prompts.prepare(environment, messages)
 
     async def close(self) -> None:
         """Do nothing: the pool and the gateway are closed by whoever opened them."""
@@ -151,6 +151,9 @@ class TokenPolicy(RecordingPolicy):
         # An agent may send several requests at the same time. None of them sees the answer to
         # another that is still being sampled, and two that go on from the same one are both exact.
         try:
+            if not self.turns:
+                # Later prompts add little to the tokens of a turn before them.
+                await self._renderer.prepare(asked, tools=tools)
             prompt = self._prompt_for(asked, tools)
             sampling = self._seeded(self._fitted(sampling, len(prompt.ids)))
             generation = await self._pool.generate(

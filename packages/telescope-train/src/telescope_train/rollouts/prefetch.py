@@ -10,8 +10,8 @@ from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
 READERS = 8
 """Examples that are read at once; an environment may take as long as a download."""
-Prepare = Callable[[str, Sequence[Message]], object]
-"""Called with the name of an environment and the first messages of a rollout."""
+Prepare = Callable[[str, Sequence[Message]], Awaitable[None]]
+"""Awaited with the name of an environment and the first messages of a rollout."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -29,7 +29,7 @@ class Prefetch:
         """`draw`: gives the same examples as that of the run, and is used by nothing else.
 
         `first_messages` makes the environment read an example. `prepare` is called with the first
-        messages of its rollout and with the environment; None means no further work.
+        messages of its rollout and with the environment, and awaited; None means no further work.
         """
         self._draw = draw
         self._first_messages = first_messages
@@ -64,7 +64,7 @@ class Prefetch:
     async def _get_ready(self, drawn: Drawn) -> None:
         messages = await self._first_messages(drawn)
         if self._prepare is not None:
-            self._prepare(drawn.environment, messages)
+            await self._prepare(drawn.environment, messages)
 
     def _was_read(self, task: asyncio.Task[None]) -> None:
         drawn = self._reading.pop(task)
