@@ -101,7 +101,8 @@ async def test_a_long_first_prompt_is_encoded_beside_the_event_loop(is_prepared:
     asked = user("long " * (LONG_CHARACTERS // 4))
     if is_prepared:
         await source.prepare("sums", asked)
-    said = await source.policy("g/0", Sampling(max_tokens=8)).complete(asked, Sampling(max_tokens=8))
+    policy = source.policy("g/0", Sampling(max_tokens=8))
+    said = await policy.complete(asked, Sampling(max_tokens=8))
     assert said.message.content == "fine"
     assert threads[True] == {False}
     assert list(pool.prompts[0]) == list(BY_NAME["Qwen2.5"].renderer().prompt(asked).ids)
