@@ -422,10 +422,10 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
         """Return a new sandbox once it has what its image says."""
         variables = self._variables(image)
         if not self._is_local:
-            variables = {"HOME": "/root", **variables}
+            home = "/root"
             if user_of(image.dockerfile):
-                found = await box.run(["sh", "-c", _HOME])
-                variables["HOME"] = found.text.strip() or "/"
+                home = (await box.run(["sh", "-c", _HOME])).text.strip() or "/"
+            variables = {"HOME": home, **variables}
         place = TaskSandbox(task=image.name, box=box, folder="/", variables=variables)
         place.require(await box.run(["sh", "-c", _NEW_FOLDERS]), "/logs cannot be made")
         folder = image.table.workdir

@@ -173,7 +173,7 @@ def _context_files(context: Path) -> list[Path]:
 
 
 def _ignoring(text: str) -> re.Pattern[str]:
-    """Return what names a pattern of .dockerignore stands for, which is one of a whole path."""
+    """Return the pattern of whole paths that a line of .dockerignore stands for."""
     pattern, end = "", 0
     text = posixpath.normpath(text.strip()).lstrip("/")
     for found in _WILDCARDS.finditer(text):
