@@ -13,7 +13,7 @@ from typing import Any
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.settings import function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
-from telescope_core.base.types import Completion, Message, ToolCall
+from telescope_core.base.types import Message, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode
 from telescope_core.records.files import json_object
@@ -192,7 +192,8 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
             message = model.ChatMessageAssistant(
                 content=said.message.content, tool_calls=calls or None
             )
-            choice = model.ChatCompletionChoice(message=message, stop_reason=_stop_reason(said))
+            stopped = "max_tokens" if said.finish_reason == "length" else said.finish_reason
+            choice = model.ChatCompletionChoice(message=message, stop_reason=stopped)
             num_in, num_out = said.num_prompt_tokens, said.num_completion_tokens
             usage = model.ModelUsage(
                 input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out
@@ -239,8 +240,3 @@ def _their_call(call_class: Any, call: ToolCall) -> Any:
         return call_class(id=call.id, function=call.name, arguments=arguments)
     error = f"the arguments are no JSON object: {call.arguments}"
     return call_class(id=call.id, function=call.name, arguments={}, parse_error=error)
-
-
-def _stop_reason(said: Completion) -> str:
-    known = {"length": "max_tokens", "tool_calls": "tool_calls", "content_filter": "content_filter"}
-    return known.get(said.finish_reason, "stop")

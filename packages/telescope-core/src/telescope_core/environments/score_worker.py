@@ -30,19 +30,15 @@ def main(file_descriptor: int) -> None:
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     with socket.socket(fileno=file_descriptor) as connection:
         factory, config = _receive(connection)
-        built = _outcome(lambda: _build(factory, config))
+        module, _, name = factory.partition(":")
+        built = _outcome(lambda: attrgetter(name)(importlib.import_module(module))(config))
         _send(connection, (built[0], None if built[0] == "returned" else built[1]))
         while (message := _receive(connection)) is not None:
-            name, arguments, may_ask = message
-            call = partial(_call, getattr(built[1], name), arguments)
+            method, arguments, may_ask = message
+            call = partial(_call, getattr(built[1], method), arguments)
             with nullcontext([]) if may_ask else asking_nobody() as refused:
                 outcome = _outcome(call)
             _send(connection, ("refused", refused[0]) if refused else outcome)
-
-
-def _build(factory: str, config: object) -> object:
-    module, _, name = factory.partition(":")
-    return attrgetter(name)(importlib.import_module(module))(config)
 
 
 def _call(method: Callable[..., Any], arguments: tuple[object, ...]) -> object:

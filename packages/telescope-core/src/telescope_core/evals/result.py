@@ -225,7 +225,10 @@ def result_of(
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),
         pass_at={k: success_rate(counts, k, every=False) for k in settings.ks},
         pass_all={k: success_rate(counts, k, every=True) for k in settings.ks},
-        metrics=_mean_metrics(scored),
+        metrics={
+            name: _mean([row.metrics[name] for row in scored if name in row.metrics])
+            for name in sorted({name for row in scored for name in row.metrics})
+        },
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
         mean_prompt_tokens=_mean([row.num_prompt_tokens for row in scored]),
@@ -260,13 +263,6 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
         num_solved=sum(reward >= threshold for reward in rewards),
         num_failed=sum(not _is_scored(row) for row in group),
     )
-
-
-def _mean_metrics(rows: Sequence[RolloutRow]) -> dict[str, float]:
-    names = sorted({name for row in rows for name in row.metrics})
-    return {
-        name: _mean([row.metrics[name] for row in rows if name in row.metrics]) for name in names
-    }
 
 
 def _mean(values: Sequence[float]) -> float:

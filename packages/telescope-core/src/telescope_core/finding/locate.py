@@ -36,7 +36,10 @@ def locate_environment(name: str) -> EnvironmentLocation:
     if names_file(name):
         return location_of_file(name)
     if names_class(name):
-        _require_no_scheme_meant(name)
+        scheme = name.partition(":")[0]
+        if nearest(scheme, schemes()) and find_spec(scheme.partition(".")[0]) is None:
+            where = f"({name!r}, which is no module either)"
+            raise unknown_name("scheme", scheme, schemes(), where)
         return EnvironmentLocation(id=name, version="0", factory=name, interpreter="")
     known: list[str] = []
     hints: list[str] = []
@@ -59,13 +62,6 @@ def locate_environment(name: str) -> EnvironmentLocation:
             "package telescope-envs; install it, or give the environment as module:Class"
         )
     raise unknown_name("environment", name, known)
-
-
-def _require_no_scheme_meant(name: str) -> None:
-    """Raise if `name` looks like a misspelled SCHEME:ID and is no module that could be imported."""
-    scheme = name.partition(":")[0]
-    if nearest(scheme, schemes()) and find_spec(scheme.partition(".")[0]) is None:
-        raise unknown_name("scheme", scheme, schemes(), f"({name!r}, which is no module either)")
 
 
 def _adapted_here(name: str) -> EnvironmentLocation | None:

@@ -227,7 +227,7 @@ class RemoteSandbox:
     async def close(self) -> None:
         """End the sandbox at its service; after an error, another call tries again."""
         closing = self._closing
-        if closing is None or (closing.done() and not _has_succeeded(closing)):
+        if closing is None or (closing.done() and (closing.cancelled() or closing.exception())):
             self._closing = closing = asyncio.create_task(self._delete())
         await asyncio.shield(closing)
 
@@ -296,10 +296,6 @@ class RemoteSandbox:
     def _require_open(self) -> None:
         if self._closing is not None or self._is_broken:
             raise SandboxError(f"sandbox {self.id} is closed; make another one")
-
-
-def _has_succeeded(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None
 
 
 class OpenSandboxes:

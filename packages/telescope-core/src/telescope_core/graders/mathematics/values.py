@@ -191,7 +191,9 @@ def _names(left: str) -> tuple[str, ...]:
 
 
 def _read(text: str) -> Value:
-    text = _unwrapped(text)
+    text = text.strip()
+    while text.startswith("{") and closing(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
     amount = read_amount(text)
     if amount is not None:
         return amount
@@ -199,7 +201,9 @@ def _read(text: str) -> Value:
         return Unreadable(text=text)
     matrix = _MATRIX.fullmatch(text)
     if matrix and text.count("\\begin") == 1:
-        return _matrix(matrix[2], text)
+        rows = [row for row in re.split(r"\\\\|\\cr(?![A-Za-z])", matrix[2]) if row.strip()]
+        members = tuple(_group(ValueKind.ROW, row.split("&"), row) for row in rows)
+        return Grouped(kind=ValueKind.MATRIX, members=members, text=text)
     if "\\begin" in text:
         return Formula(body=text, unit=None, text=text)
     parts = split_list(text)
@@ -317,13 +321,6 @@ def _parts(text: str, separator: "re.Pattern[str]") -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _unwrapped(text: str) -> str:
-    text = text.strip()
-    while text.startswith("{") and closing(text, 0) == len(text) - 1:
-        text = text[1:-1].strip()
-    return text
-
-
 def _group(kind: ValueKind, parts: Sequence[str], text: str) -> Grouped:
     members: list[Value] = []
     for member in map(_read, parts):
@@ -338,9 +335,3 @@ def _group(kind: ValueKind, parts: Sequence[str], text: str) -> Grouped:
     if kind in (ValueKind.LIST, ValueKind.SET, ValueKind.UNION):
         members = [one for at, one in enumerate(members) if one not in members[:at]]
     return Grouped(kind=kind, members=tuple(members), text=text)
-
-
-def _matrix(inside: str, text: str) -> Grouped:
-    rows = [row for row in re.split(r"\\\\|\\cr(?![A-Za-z])", inside) if row.strip()]
-    members = tuple(_group(ValueKind.ROW, row.split("&"), row) for row in rows)
-    return Grouped(kind=ValueKind.MATRIX, members=members, text=text)

@@ -121,7 +121,9 @@ def usable_controllers(root: Path = Path("/sys/fs/cgroup")) -> Controllers:
     own = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
     if (root / "cgroup.controllers").is_file():
         folder = root / own.get("", "/").lstrip("/")
-        enabled = _enabled_below(folder)
+        enabled = list[str]()
+        with contextlib.suppress(OSError):
+            enabled = (folder / "cgroup.subtree_control").read_text().split()
         found = {name: folder for name in ("memory", "cpu") if name in enabled}
         controllers = Controllers(version=2, folders=_those_writable(found))
     else:
@@ -154,14 +156,6 @@ def _those_writable(folders: Mapping[str, Path]) -> dict[str, Path]:
             with contextlib.suppress(OSError):
                 probe.rmdir()
     return usable
-
-
-def _enabled_below(folder: Path) -> list[str]:
-    """Return the controllers that groups below a folder of version 2 have."""
-    try:
-        return (folder / "cgroup.subtree_control").read_text().split()
-    except OSError:
-        return []
 
 
 def _remove_abandoned(folder: Path) -> None:
