@@ -159,7 +159,11 @@ PLANTED = {
     },
     "servers idle": {"time/generate_s": 0.1, "time/step_s": 10.0, "time/batch_s": 1.0},
     "lost servers": {"servers/lost": lambda step: float(step > 90)},
-    "full caches": {"servers/thrown_out": lambda step: 400.0 * (step > 60)},
+    "full caches": {
+        "servers/thrown_out": lambda step: 10.0 * (step > 60),
+        "time/generate_s": 8.0,
+        "time/step_s": 10.0,
+    },
     "slow weights": {"time/sync_s": 2.0, "time/step_s": 5.0},
     "slow driver": {"time/wait_s": 2.0, "time/step_s": 5.0},
     "empty rows": {"pack/fill": 0.2, "pack/batches": 8.0},
@@ -178,6 +182,10 @@ def test_a_planted_fault_is_named_with_where_it_began(rule):
     assert rule in one.text
     assert one.as_json()["kind"] == one.kind
     assert one.metrics
+
+
+def test_full_caches_are_no_finding_where_nobody_waits_for_them():
+    assert found_in(healthy(100, **{"servers/thrown_out": 10.0})) == []
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 12, 60, 400])
