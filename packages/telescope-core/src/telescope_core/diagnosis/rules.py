@@ -321,10 +321,10 @@ def _idle_share(history: History) -> Series:
     ]
 
 
-def _reward_share(history: History) -> Series:
-    """Return the share of rewards in the time of a batch, where the trainer waits for rollouts."""
+def _while_waiting(part: str, of: str, history: History) -> Series:
+    """Return the share of `part` in the metric `of`; 0 where nothing waits for rollouts."""
     waits = dict(_step_share("time/generate_s", history))
-    shares = history.share("time/score_s", "time/batch_s")
+    shares = history.share(part, of)
     return [(step, share if waits.get(step, 0.0) > 0.6 else 0.0) for step, share in shares]
 
 
@@ -604,7 +604,7 @@ RULES: tuple[Rule, ...] = (
         "time/batch_s",
         holds=lambda share: share > 0.5,
         least=5,
-        series=_reward_share,
+        series=partial(_while_waiting, "time/score_s", "time/batch_s"),
     ),
     Rule("servers idle", Kind.SLOW, "Are servers busy?").in_a_row(
         "All rollouts of a batch take less than 30 % of a step, so that servers wait for the "
@@ -626,14 +626,16 @@ RULES: tuple[Rule, ...] = (
         least=5,
     ),
     Rule("full caches", Kind.SLOW, "Do requests keep their cache?").in_a_row(
-        "Servers threw requests out of full key-value caches and computed them again: one for "
-        "every two rollouts, or more.",
+        "The trainer waits for rollouts, and servers threw requests out of full key-value caches "
+        "in each step: fewer requests fit into them than could be computed at once.",
         "Raise gpu_memory_utilization or the number of servers, or lower max_tokens or "
         "max_concurrent_prompts_per_server; the page of meters has vllm/kv_cache_used_share.",
         "servers/thrown_out",
         "time/generate_s",
-        holds=lambda share: share > 0.5,
-        of="rollouts/total",
+        # The driver lowers the number of requests when a cache is full, so they are never many.
+        holds=lambda share: share > 0.02,
+        least=5,
+        series=partial(_while_waiting, "servers/thrown_out", "rollouts/total"),
     ),
     Rule("slow weights", Kind.SLOW, "Do weights take long?").in_a_row(
         "Sending weights took more than a quarter of each step.",
