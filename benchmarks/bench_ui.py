@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import psutil
 import pyarrow.parquet as pq
 from machine import facts_of_run, table, write_results
-from ui.generated import GROUP_SIZE, PER_STEP, RARE, Shape, write_run
+from ui.generated import EXAMPLE, GROUP_SIZE, PER_STEP, RARE, Shape, write_run
 
 from telescope_core.records import RunFolder
 
@@ -174,10 +174,10 @@ def questions_of_rollouts(key: str, half: int, *, group: int) -> list[Question]:
         ),
         Question(
             "one example over all steps",
-            f"{run}/examples/math/math%2F17",
+            f"{run}/examples/math/math%2F{EXAMPLE}",
             200,
-            "SELECT step, reward FROM r WHERE environment = 'math' AND example_id = 'math/17' "
-            "ORDER BY step",
+            "SELECT step, reward FROM r WHERE environment = 'math' "
+            f"AND example_id = 'math/{EXAMPLE}' ORDER BY step",
         ),
         Question(
             "difference of two rollouts",
@@ -448,9 +448,10 @@ def measure(folder: Path, large: Shape) -> dict[str, Any]:
     }
     with serving(folder / "runs", folder / "cache") as server:
         server.ask("/")
-        found["first_page_ms"] = 1000 * took(server, lambda: server.ask(RUN)).s
-        index = took(server, lambda: index_fully(server, RUN))
-        found |= {"index_s": index.s, "index_cpu_s": index.cpu_s}
+        first = took(server, lambda: server.ask(RUN))
+        rest = took(server, lambda: index_fully(server, RUN))
+        found["first_page_ms"] = 1000 * first.s
+        found |= {"index_s": first.s + rest.s, "index_cpu_s": first.cpu_s + rest.cpu_s}
         found["stages_s"] = took(server, lambda: sum_up_stages(server, RUN)).s
         search = took(server, lambda: search_oldest(server, RUN, large))
         found |= {"searched_s": search.s, "searched_cpu_s": search.cpu_s}
