@@ -105,18 +105,6 @@ def save_resolved(config: BaseModel, path: Path) -> None:
         temporary.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
 
 
-def read_resolved(schema: type[Schema], path: Path) -> Schema:
-    """Read what `save_resolved` wrote."""
-    try:
-        return schema.model_validate_json(path.read_bytes(), strict=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValidationError as error:
-        raise ConfigError(
-            f"{path}: not a resolved configuration of this version: {error}"
-        ) from None
-
-
 def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     """Return leaf name -> path for every setting; the schema must not use a leaf name twice."""
     paths: dict[str, KeyPath] = {}

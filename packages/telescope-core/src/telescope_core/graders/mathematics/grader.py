@@ -27,7 +27,6 @@ _KEPT = 1024
 """Verdicts that are cached, so that a reward and a metric of one rollout compare only once."""
 _ANY_ORDER = {ValueKind.LIST, ValueKind.SET, ValueKind.UNION}
 _AS_A_LIST = {ValueKind.LIST, ValueKind.SET}
-_BRACKETS = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
 Ask = Callable[[str, str], Verdict]
 
 
