@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -146,6 +147,19 @@ async def test_a_program_on_stdio(monkeypatch):
         assert responses(other) == ["c"], "the next rollout gets a new one"
     finally:
         await client.close()
+
+
+async def test_connections_of_many_rollouts_read_the_certificates_once(address, monkeypatch):
+    reads, new = [], ssl.create_default_context
+    monkeypatch.setattr(
+        ssl, "create_default_context", lambda *given, **how: reads.append(how) or new(*given, **how)
+    )
+    client = environment_with(McpServer(url=address, per_rollout=True))
+    for index in range(3):
+        rollout = await client.play(ask(index=index), ScriptedClient(["no call"]).policy("r"))
+        assert rollout.error is None
+    await client.close()
+    assert len(reads) <= 1
 
 
 async def test_a_server_per_rollout_keeps_state_apart_and_ends_with_it():
