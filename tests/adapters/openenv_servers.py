@@ -115,6 +115,44 @@ class HigherServer(Environment[Said, Seen, Table]):
         return self.now
 
 
+class HintsServer(Environment[Said, Seen, Table]):
+    """A game for one player in the form of TextArena's server: the prompt says nothing new.
+
+    With an odd seed each observation has the whole history, and otherwise what is new.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.now, self.has_history = Table(episode_id=episode_id), seed % 2 == 1
+        self.news = [{"sender_id": -1, "content": "Guess 1 or 2.", "category": "PROMPT"}]
+        self.history = "[GAME] Guess 1 or 2."
+        return self.seen()
+
+    def step(self, action, timeout_s=None, **_):
+        self.now.step_count += 1
+        self.history += f"\n[Player] {action.message}\n[GAME] Not that one."
+        self.news = [
+            {"sender_id": 0, "content": action.message, "category": "PLAYER_ACTION"},
+            {"sender_id": -1, "content": "Not that one.", "category": "GAME_MESSAGE"},
+        ]
+        return self.seen()
+
+    def seen(self):
+        whole = [{"sender_id": -1, "content": self.history, "category": "MESSAGE"}]
+        return Seen(
+            prompt="Hints-v0",
+            messages=whole if self.has_history else self.news,
+            legal_players=[0],
+            done=self.now.step_count == 3,
+            reward=float(self.now.step_count == 3),
+        )
+
+    @property
+    def state(self):
+        return self.now
+
+
 class Tools(MCPEnvironment):
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -143,6 +181,7 @@ class Tools(MCPEnvironment):
 SERVERS = {
     "guess": (GuessServer, Guess, Hint),
     "higher": (HigherServer, Said, Seen),
+    "hints": (HintsServer, Said, Seen),
     "tools": (Tools, CallToolAction, CallToolObservation),
 }
 

@@ -120,6 +120,22 @@ async def test_a_game_of_several_players_is_a_match(python):
     assert "for 2 players" in alone.error
 
 
+async def test_a_player_is_told_what_is_new_whether_or_not_a_game_repeats_it(python):
+    told = {}
+    with serving("openenv", [python, SERVERS, "hints", "4"]) as name:
+        async with opened(name) as client:
+            # Seeds of one split are odd, and those of the other one even.
+            for split in Split:
+                rollout = await played(client, ["1", "2", "3"], split=split)
+                assert (rollout.error, rollout.reward) == (None, 1.0)
+                said = [one.content for one in rollout.messages if one.role == "user"]
+                told[said[0]] = said[1:]
+    assert told == {
+        "Guess 1 or 2.": ["Not that one."] * 2,
+        "[GAME] Guess 1 or 2.": [f"[Player] {n}\n[GAME] Not that one." for n in (1, 2)],
+    }
+
+
 def test_addresses_that_are_none_are_refused(home):
     done = telescope("env", "link", "openenv:localhost")
     assert done.returncode == 3

@@ -44,6 +44,8 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _OWN_FIELDS = ("metadata",)
 """Fields of every action that are not part of its content."""
+_NO_TYPE = "MESSAGE"
+"""Category of a message that has no type in its game."""
 _NEVER_AGAIN = ("VALIDATION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON")
 
 
@@ -96,13 +98,15 @@ class OpenEnvSessions(ServedEnvironment):
             return seeds(split)
         return ListSource(asyncio.run(self._tasks(split)))
 
-    def _shown(self, got: Mapping[str, Any]) -> str:
-        """Return the text of an observation."""
+    def _shown(self, got: Mapping[str, Any], told: "_Told") -> str:
+        """Return the text of an observation, without what the player was told before."""
         seen: Any = got.get("observation", {})
         if not isinstance(seen, Mapping):
             return str(seen)
         fields = cast(Mapping[str, Any], seen)
         name = self.config.observation_field
+        if not name and (news := told.news(fields)):
+            return news
         if name:
             if name not in fields:
                 raise EnvironmentLoadError(
@@ -223,7 +227,8 @@ class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
                     f"{self.url} plays a game for {num_players} players; set "
                     "env.players to as many, so that each is a seat with a reward of its own"
                 )
-            episode.add(self._shown(got))
+            told = _Told()
+            episode.add(self._shown(got, told))
             tools = await _tools(socket) if server.has_tools else []
             for _ in range(self.config.max_turns):
                 if _is_done(got):
@@ -234,6 +239,8 @@ class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
                 if tools and not said.message.tool_calls:
                     return StopReason.COMPLETED
                 got = await self._stepped(episode, server, socket, said.message)
+                if not said.message.tool_calls and not _is_done(got):
+                    episode.add(self._shown(got, told))
         if not _is_done(got):
             return StopReason.MAX_TURNS
         if episode.state.total is None:
@@ -246,13 +253,11 @@ class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
     async def _stepped(
         self, episode: Episode[Earned], server: _Server, socket: "_Socket", message: Message
     ) -> dict[str, Any]:
-        """Take the steps of an answer, and add their results."""
+        """Take the steps of an answer, and add the results of calls."""
         if not message.tool_calls:
             action = {**self.config.action, server.action_field: message.content}
             got = await socket.ask("step", action)
             episode.state.add(got.get("reward"))
-            if not _is_done(got):
-                episode.add(self._shown(got))
             return got
         got: dict[str, Any] = {}
         for call in message.tool_calls:
@@ -278,17 +283,19 @@ class OpenEnvMatch(OpenEnvSessions, MatchEnvironment):
         """Let the players answer what they see; a game that a limit ended is a draw."""
         server: _Server = await self.looked()
         reset = cast(Mapping[str, Any], match.example.info["reset"])
+        told = {name: _Told() for name in self.seats}
         async with server.room, self._begun(reset) as (socket, got):
             for _ in range(self.config.max_turns):
-                player, text = self._move(got)
+                player = self._mover(got)
+                text = self._shown(got, told[player])
                 said = await match[player].ask(text)
                 got = await socket.ask("step", {**self.config.action, server.action_field: said})
                 if _is_done(got):
                     return self._earned(await socket.ask("state"))
             return dict.fromkeys(self.seats, 0.0)
 
-    def _move(self, got: Mapping[str, Any]) -> tuple[str, str]:
-        """Return whose move it is, and what is shown to that player, without its own moves."""
+    def _mover(self, got: Mapping[str, Any]) -> str:
+        """Return the seat whose move it is."""
         seen: Mapping[str, Any] = got.get("observation", {})
         player, players = seen.get("current_player_id"), seen.get("legal_players")
         if not isinstance(player, int) or players != list(range(len(self.seats))):
@@ -298,9 +305,7 @@ class OpenEnvMatch(OpenEnvSessions, MatchEnvironment):
                 f"legal_players is {players!r}; set env.players to what the server was started "
                 "with, or leave it out for a game for one player"
             )
-        messages: list[dict[str, Any]] = seen.get("messages", [])
-        texts = [str(one["content"]) for one in messages if one["sender_id"] != player]
-        return f"player-{player}", "\n".join(texts).strip() or self._shown(got)
+        return f"player-{player}"
 
     def _earned(self, state: Mapping[str, Any]) -> dict[str, float]:
         """Return the reward of each seat in the state of a game that is over."""
@@ -312,6 +317,32 @@ class OpenEnvMatch(OpenEnvSessions, MatchEnvironment):
                 f"(raw_state.rewards is {rewards!r:.200}); the reward of a step is that of one"
             )
         return {seat: float(reward) for seat, reward in earned.items()}
+
+
+@dataclass(slots=True)
+class _Told:
+    """What one player was told, in observations with messages such as those of TextArena's server.
+
+    A game of TextArena sends typed messages that are new, or else its whole history in one message
+    without a type, which begins with what was sent before.
+    """
+
+    history: str = ""
+
+    def news(self, seen: Mapping[str, Any]) -> str:
+        """Return the new messages without the player's own; empty if there are none."""
+        found: Any = seen.get("messages")
+        messages = [
+            cast(dict[str, Any], one)
+            for one in cast(list[Any], found if isinstance(found, list) else [])
+            if isinstance(one, dict) and {"sender_id", "content"} <= one.keys()
+        ]
+        player = seen.get("current_player_id")
+        text = "\n".join(str(one["content"]) for one in messages if one["sender_id"] != player)
+        if {one.get("category") for one in messages} == {_NO_TYPE}:
+            before, self.history = self.history, text
+            text = text.removeprefix(before)
+        return text.strip()
 
 
 class _Socket:
