@@ -32,6 +32,29 @@ def examples(source):
     return [source.example(index) for index in range(source.num_examples)]
 
 
+def test_a_hub_that_cannot_be_reached_is_told_after_two_tries(tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    tried = []
+    ask = huggingface_hub.get_hf_file_metadata
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        huggingface_hub, "get_hf_file_metadata", lambda *a, **k: tried.append(a) or ask(*a, **k)
+    )
+    # An address of a loopback port on which nothing listens.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}",
+    )
+    away = spec("someone/sums", tmp_path, revision="a" * 40)
+    with pytest.raises(EnvironmentLoadError, match=r"127\.0\.0\.1:9 cannot be reached.*HF_HOME"):
+        DatasetSource(away, Split.TRAIN).example(0)
+    assert len(tried) == 2
+
+
 def test_a_file_is_divided_by_example_id_and_the_same_every_time(tmp_path):
     path = write(tmp_path / "sums.jsonl", [*ROWS, ROWS[0]])
     parts = {split: examples(DatasetSource(spec(path, tmp_path), split)) for split in Split}

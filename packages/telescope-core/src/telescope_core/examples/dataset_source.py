@@ -39,6 +39,9 @@ __all__ = ["DatasetSource", "DatasetSpec", "Row", "Table", "as_prompt", "example
 DATASETS_VARIABLE = "TELESCOPE_DATASETS"
 """Environment variable with a JSON object: `repo@commit` -> folder of the whole dataset. The hashes
 were checked when a bundle brought the dataset."""
+_HUB_TRIES = 2
+_HUB_S = 5.0
+"""Time limit of each try, for the connection and for the answer."""
 _PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
 _MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
 """Options of text files that a dataset's card may set; others would change how they are read."""
@@ -162,6 +165,8 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         common["revision"] = spec.revision
     library, path = cast(Any, datasets), spec.path if local is None else str(local)
     try:
+        if local is None:
+            _require_hub(path, Path(spec.cache_dir or library.config.HF_DATASETS_CACHE))
         builder = _builder(library, path, common)
         if builder.name in _MAY_SAY:
             return _as_written(library, builder, split, spec.cache_dir)
@@ -175,18 +180,52 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         ) from error
 
 
+def _require_hub(name: str, cache: Path) -> None:
+    """Raise OSError within some ten seconds if the Hub cannot be asked and nothing of it is here.
+
+    The library itself tries for most of a minute.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    copies = (
+        cache / name.replace("/", "___"),
+        Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}",
+    )
+    if constants.HF_HUB_OFFLINE or any(one.exists() for one in copies):
+        return
+    url = hf_hub_url(name, "README.md", repo_type="dataset")
+    for left in reversed(range(_HUB_TRIES)):
+        try:
+            cast(Any, huggingface_hub).get_hf_file_metadata(url, timeout=_HUB_S)
+            return
+        except HfHubHTTPError:
+            return  # the Hub has answered, and the library says more about it
+        except (HTTPError, OSError) as error:
+            if not left:
+                raise OSError(
+                    f"{constants.ENDPOINT} cannot be reached ({error}), and no copy of the dataset "
+                    "is on this machine; offline, copy the cache of a machine that has it (HF_HOME)"
+                ) from error
+
+
 def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
     """Return the dataset builder of the library, which knows the files and how to read them.
 
     Without a network, the library knows only tables that it made itself, with guessed types. Text
     files that were downloaded earlier are then used directly.
     """
+    builder, problem = None, None
     try:
         builder = library.load_dataset_builder(path, **common)
         if builder.name != "cache":
             return builder
-    except OSError:
-        builder = None
+    except OSError as error:
+        problem = error
     import huggingface_hub
 
     try:
@@ -198,7 +237,9 @@ def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
         kept = None
     if kept is not None and kept.name in _MAY_SAY:
         return kept
-    return builder or library.load_dataset_builder(path, **common)
+    if problem is not None:
+        raise problem
+    return builder
 
 
 def _as_written(library: Any, builder: Any, split: str, cache_dir: str) -> Table:
