@@ -189,6 +189,8 @@ async def test_a_judge_that_takes_no_temperature_can_judge():
             "no usable answer in 3 attempts; the last problem was: expected a JSON object",
         ),
         ([500], "answered 500"),
+        # Such as a context that the answer and the question after it do not fit into.
+        (["Great!", (400, "too long")], "asked again, because its answer before could not be used"),
     ],
 )
 async def test_a_judge_that_fails_fails_the_rollout(script, message):

@@ -88,7 +88,15 @@ class HelperModel:
         asked = list(messages)
         problem = ""
         for _ in range(self._config.max_attempts):
-            completion = await self._complete(asked)
+            try:
+                completion = await self._complete(asked)
+            except JudgeError as error:
+                if not problem:
+                    raise
+                raise JudgeError(
+                    f"{error}; it was asked again, because its answer before could not be used: "
+                    f"{problem}"
+                ) from error
             text = without_thinking(completion.message.content)
             try:
                 return read(text)
