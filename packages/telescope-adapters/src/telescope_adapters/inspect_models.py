@@ -13,10 +13,10 @@ from typing import Any
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.settings import function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
+from telescope_core.base.messages import json_object
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode
-from telescope_core.records.files import json_object
 
 _POLICY = "telescope/policy"
 _KEPT = {

@@ -20,8 +20,8 @@ from telescope_core.base.errors import (
     EnvironmentLoadError,
     TelescopeError,
 )
+from telescope_core.base.messages import json_object
 from telescope_core.base.types import ToolCall
-from telescope_core.records.files import json_object
 
 _LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 """A server may work for minutes on one request; the deadline of the rollout is the real limit."""

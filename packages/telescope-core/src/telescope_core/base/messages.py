@@ -1,4 +1,4 @@
-"""Convert messages to and from the JSON of the OpenAI chat API. Pure functions."""
+"""Convert messages to and from the JSON of the OpenAI chat API; read JSON. Pure functions."""
 
 import json
 from collections.abc import Mapping
@@ -92,3 +92,12 @@ def _part(part: object) -> str | Image:
             "pictures at an address are not fetched"
         )
     return image
+
+
+def json_object(content: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a text or a file; None if it is anything else, or cut short."""
+    try:
+        found: object = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else None

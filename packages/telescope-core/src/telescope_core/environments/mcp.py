@@ -21,11 +21,11 @@ from telescope_core.base.errors import (
     ProcessDiedError,
     unknown_name,
 )
+from telescope_core.base.messages import json_object
 from telescope_core.base.types import JsonValue
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
 from telescope_core.environments.tool_schema import simplified
-from telescope_core.records.files import json_object
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -5,10 +5,11 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, TypeVar
 
 import msgspec
 
+from telescope_core.base.messages import json_object
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.records.room import room_for
@@ -34,15 +35,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return json_object(path.read_bytes())
     except FileNotFoundError:
         return None
-
-
-def json_object(content: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a line or a file; None if it is anything else, or cut short."""
-    try:
-        found: object = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
 
 def why_no_object(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from telescope_core.records.files import json_object
+from telescope_core.base.messages import json_object
 
 _CHUNK_BYTES = 2**20
 _KNOWN_BYTES = 64

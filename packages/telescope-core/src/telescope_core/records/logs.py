@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
+from telescope_core.base.messages import json_object
 from telescope_core.base.secret_names import hidden, secret_values
-from telescope_core.records.files import ends_with_line, json_object
+from telescope_core.records.files import ends_with_line
 
 MAX_BYTES = 64 * 2**20
 """Size at which a file is renamed and a new one is started."""
