@@ -121,7 +121,7 @@ def add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile
         if len(files) == 1:
             (one,) = files
             reason = with_details(unreadable(one.file.name), error)
-            _note(cursor, schema, one, left_out(one.folder, one.file.name, reason))
+            _insert_files(cursor, schema, files, left_out(one.folder, one.file.name, reason))
             return
         half = len(files) // 2
         add(cursor, schema, files[:half])
@@ -157,8 +157,7 @@ def _add_together(
         {kind: [_pointer(name) for name in names] for kind, names in new.items()},
     )
     cursor.execute(f"DROP TABLE {_BATCH}")
-    for one in files:
-        _insert_file(cursor, schema, one, "")
+    _insert_files(cursor, schema, files, "")
     if not FOLDERS[files[0].folder]:
         _add_groups(cursor, schema, [one.step for one in files])
     cursor.execute("COMMIT")
@@ -227,18 +226,16 @@ def _add_groups(cursor: duckdb.DuckDBPyConnection, schema: str, steps: Sequence[
     )
 
 
-def _insert_file(
-    cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem: str
+def _insert_files(
+    cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[StepFile], problem: str
 ) -> None:
-    stamp = one.file.stamp
+    # As lists, because a statement for each of thousands of steps takes longer than their rows.
+    rows = [(one.folder, one.step, *one.file.stamp) for one in files]
     cursor.execute(
-        f"INSERT INTO {schema}.files VALUES (?, ?, ?, ?, ?, ?)",
-        [one.folder, one.step, stamp.size, stamp.mtime_ns, stamp.inode, problem],
+        f"INSERT INTO {schema}.files SELECT unnest(?), unnest(?), unnest(?), unnest(?), "
+        "unnest(?), ?",
+        [*map(list, zip(*rows, strict=True)), problem],
     )
-
-
-def _note(cursor: duckdb.DuckDBPyConnection, schema: str, one: StepFile, problem: str) -> None:
-    _insert_file(cursor, schema, one, problem)
 
 
 def checkpoint(cursor: duckdb.DuckDBPyConnection, schema: str) -> None:

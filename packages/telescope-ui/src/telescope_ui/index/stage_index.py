@@ -182,8 +182,12 @@ def _add(cursor: duckdb.DuckDBPyConnection, schema: str, files: Sequence[EventSt
         "GROUP BY step, source, name, at_s",
         source.values,
     )
-    rows = [[one.step, *_key(one.file)] for one in files]
-    cursor.executemany(f"INSERT INTO {schema}.stage_files VALUES (?, ?, ?, ?, ?)", rows)
+    rows = [(one.step, *_key(one.file)) for one in files]
+    cursor.execute(
+        f"INSERT INTO {schema}.stage_files "
+        "SELECT unnest(?), unnest(?), unnest(?), unnest(?), unnest(?)",
+        [*map(list, zip(*rows, strict=True))],
+    )
     cursor.execute("COMMIT")
 
 
