@@ -4,7 +4,15 @@ import pytest
 
 from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.harnesses import open_harness
-from telescope_core.harnesses.compaction_program import LEFT_OUT, SUMMARIZE, SUMMARY, compacted
+from telescope_core.harnesses.compaction_program import (
+    DELEGATE,
+    LEFT_OUT,
+    SHELL,
+    SUMMARIZE,
+    SUMMARY,
+    Agents,
+    compacted,
+)
 
 
 def history(num_turns: int) -> list[dict]:
@@ -88,3 +96,15 @@ def test_options_that_mean_nothing_are_refused_by_name(options, error):
 def test_a_misspelled_option_is_answered_with_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean 'max_context_tokens'"):
         open_harness("shell-agent", max_contxt_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("shell", '{"cmd": "ls"}'), ("shell", "ls"), ("bash", '{"command": 1}')]
+)
+def test_a_call_that_cannot_be_read_is_answered_with_the_right_form(name, arguments):
+    call = {"id": "7", "function": {"name": name, "arguments": arguments}}
+    told = Agents({"max_turns": 1})._result(call, [SHELL, DELEGATE])
+    assert told["tool_call_id"] == "7"
+    # As the model writes calls, and not as Python shows them.
+    assert 'shell with the arguments {"command": "..."}' in told["content"]
+    assert told["content"].endswith(f"got {name} with the arguments {arguments}")

@@ -161,15 +161,19 @@ class Agents:
 
     def _result(self, call: dict[str, Any], tools: Sequence[dict[str, Any]]) -> ChatMessage:
         """Run one tool call; a call that cannot be read gets an explanation of the right form."""
-        name, text = call["function"]["name"], ""
+        name, arguments, text = call["function"]["name"], call["function"]["arguments"], ""
         known = {one["function"]["name"]: one["function"]["parameters"] for one in tools}
         try:
             [parameter] = known[name]["required"]
-            text = json.loads(call["function"]["arguments"])[parameter]
+            text = json.loads(arguments)[parameter]
             if not isinstance(text, str):
                 raise TypeError(text)
         except (KeyError, TypeError, ValueError):
-            written = f"expected a call of {' or '.join(known)} with its text, got {call!r}"
+            forms = [
+                f'{tool} with the arguments {{"{known[tool]["required"][0]}": "..."}}'
+                for tool in known
+            ]
+            written = f"expected {' or '.join(forms)}, got {name} with the arguments {arguments}"
         else:
             written = self._run(text) if name == "shell" else self._delegated(text)
         return {"role": "tool", "tool_call_id": call["id"], "content": written}
