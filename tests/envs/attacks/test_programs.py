@@ -111,7 +111,9 @@ def test_nothing_is_left_when_telescope_itself_is_killed(tmp_path: Path) -> None
         "import sys\nfrom telescope_envs.processes.running import run_program\n"
         f"run_program([sys.executable, '-c', {code!r}], environ={{}}, limit_s=600, late='')"
     )
-    with subprocess.Popen([sys.executable, "-c", outer]) as telescope:
+    # What is killed cannot delete its temporary folder.
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", outer], env=place) as telescope:
         give_up_s = time.monotonic() + DEADLINE_S
         while not note.exists():
             assert time.monotonic() < give_up_s

@@ -1,5 +1,6 @@
 """What only processes show: imports, files, hash seeds, deaths; and whole validations."""
 
+import os
 import re
 import socket
 import subprocess
@@ -345,12 +346,14 @@ def test_a_linked_project_is_validated_by_its_name(project, tmp_path, monkeypatc
     assert report.wheel_sha256
 
 
-def test_probes_end_when_the_validation_is_killed(project):
+def test_probes_end_when_the_validation_is_killed(project, tmp_path):
     module = project / "telescope_env_acme_toy" / "__init__.py"
     module.write_text(f"{module.read_text()}\ntime.sleep(600)\n")
     code = "from telescope_cli.main import main; main()"
     command = [sys.executable, "-c", code, "env", "validate", str(project), "--level", "load"]
-    validating = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # What is killed cannot delete its temporary folder.
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    validating = subprocess.Popen(command, env=place, stderr=subprocess.PIPE, text=True)
     assert validating.stderr is not None
     while "load checks" not in validating.stderr.readline():
         assert validating.poll() is None
