@@ -320,7 +320,7 @@ def new_step_ms(server: Server, run: Path, steps: int) -> float:
     found = []
     for step in range(steps + 1, steps + 6):
         temporary = run / "rollouts" / ".new"
-        shutil.copy(run / "rollouts" / "step-000001.parquet", temporary)
+        shutil.copy(run / "rollouts" / f"step-{steps:06d}.parquet", temporary)
         began = time.perf_counter()
         os.replace(temporary, run / "rollouts" / f"step-{step:06d}.parquet")
         while server.ask("/runs/large/rollouts?limit=1")["steps"]["last"] != step:
