@@ -169,6 +169,14 @@ def test_packed_attention_equals_attention_of_each_sequence(lengths, data):
         assert torch.allclose(found, wanted, atol=1e-12)
 
 
+def test_long_sequences_are_not_padded_to_attend_to_much_more():
+    lengths = np.array([7431, 6900, 6100, 5700, 4029, 3300, 700, 650, 90, 80])
+    blocks = packed_layout(lengths, torch.device("cpu")).blocks
+    padded = sum(number * length**2 for number, length in blocks)
+    assert padded <= 1.05 * (lengths**2).sum()
+    assert len(blocks) < len(lengths), "short ones go together"
+
+
 def assert_equal_gradients(exact, faster):
     ids = torch.arange(40)[None] + 7
     for model in (exact, faster):

@@ -23,7 +23,9 @@ PACKED_ATTENTION = "telescope_packed"
 _MIN_FILL = 0.75
 """Share of a block's longest sequence below which a shorter one starts a new block."""
 _SMALL_BLOCK_TOKENS = 512
-"""Tokens of a block that takes shorter sequences too, because a call costs more than padding."""
+"""Tokens of a block that takes shorter sequences too, because a call costs more than padding.
+
+Padding of a long sequence costs more than a call: what it attends to grows with the square."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,10 @@ def _blocks(descending_lengths: np.ndarray) -> list[tuple[int, int]]:
     first = 0
     while first < len(descending_lengths):
         longest = int(descending_lengths[first])
+        least_padded = max(0, longest**2 - _SMALL_BLOCK_TOKENS**2) ** 0.5
+        shortest = max(_MIN_FILL * longest, least_padded)
         # searchsorted wants ascending values, hence the minus signs.
-        last = int(np.searchsorted(-descending_lengths, -_MIN_FILL * longest, side="right"))
+        last = int(np.searchsorted(-descending_lengths, -shortest, side="right"))
         last = max(last, min(len(descending_lengths), first + _SMALL_BLOCK_TOKENS // longest))
         blocks.append((last - first, longest))
         first = last
