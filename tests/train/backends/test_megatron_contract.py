@@ -7,6 +7,9 @@ calls is read from its own sources; methods of what the library returns are list
 
 import ast
 import importlib.util
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +237,18 @@ def test_drift_is_seen(tmp_path):
     drifted = sorted((use.where, use.path[-1]) for use, found in said.items() if found)
     assert drifted == [("ours.py:3", "get_no_such_group"), ("ours.py:4", "OptimizerConfig")]
     assert len(said) > len(drifted), "what is there is no drift"
+
+
+def test_ranks_do_not_import_wandb_whose_folders_they_would_leave(tmp_path):
+    code = (
+        "import os, sys, torch\n"
+        "from telescope_train.backends.megatron.library import using\n"
+        "with using(torch.device('cpu')):\n"
+        "    assert 'megatron.core.timers' in sys.modules\n"
+        "    assert 'wandb' not in sys.modules\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    place = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=place, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.glob("*wandb*"))

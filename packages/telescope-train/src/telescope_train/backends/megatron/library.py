@@ -5,6 +5,7 @@ optional dependency and its import already asks for a GPU.
 """
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def _prepare() -> None:
     global _is_prepared
     if _is_prepared:
         return
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_wandb():
         # It warns of each optional extension that is absent, and of its own deprecations.
         warnings.simplefilter("ignore")
         try:
@@ -71,6 +72,25 @@ def _prepare() -> None:
         warnings.filterwarnings("ignore", message=quiet)
     _mend()
     _is_prepared = True
+
+
+@contextmanager
+def _without_wandb() -> Iterator[None]:
+    """Let the library find no W&B inside the block, which it imports and which nothing here uses.
+
+    W&B makes temporary folders when it is imported, and a rank is killed before it deletes them.
+    """
+    modules: dict[str, Any] = sys.modules
+    there = modules.get("wandb")
+    # What Python takes for a module that cannot be imported.
+    modules["wandb"] = None
+    try:
+        yield
+    finally:
+        if there is None:
+            del modules["wandb"]
+        else:
+            modules["wandb"] = there
 
 
 def _mend() -> None:
