@@ -29,6 +29,8 @@ model = {model}
 [[environments]]
 name = "math-reasoning"
 env = {{ level = "digit", operations = "+", instruction = "" }}
+[[environments]]
+name = {over_http}
 [rollout]
 group_size = 4
 prompts_batch_size_for_trainer = 4
@@ -57,6 +59,40 @@ ray_trainer_cpus_per_worker = 1.5
 ray_placement_timeout_s = 15.0
 """
 WITHIN_S = 200.0
+OVER_HTTP = """
+import asyncio
+import json
+import urllib.request
+
+from telescope_core import Environment, Example, ListSource, StopReason, reward
+
+
+class OverHttp(Environment):
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-{number}", prompt="1+1=") for number in range(8)])
+
+    def ask(self, endpoint, prompt):
+        asked = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
+        request = urllib.request.Request(
+            f"{endpoint.base_url}/chat/completions",
+            data=json.dumps(asked).encode(),
+            headers={
+                "authorization": f"Bearer {endpoint.api_key}",
+                "content-type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            json.load(reply)
+
+    async def play(self, episode):
+        await asyncio.to_thread(self.ask, episode.endpoint, episode.example.prompt)
+        return StopReason.COMPLETED
+
+    @reward
+    def digits(self, rollout, example):
+        return float(any(map(str.isdigit, rollout.completion_text)))
+"""
+"""Its rollouts reach the model through an endpoint of the driver, from whichever node they are."""
 
 
 def until(told: Callable[[], bool], run: "subprocess.Popen[str]", what: str) -> None:
@@ -84,8 +120,10 @@ def start(nodes: Nodes, place: Path, model: Path) -> "subprocess.Popen[str]":
         model=json.dumps(str(model)),
         checkpoints=json.dumps(str(place / "checkpoints")),
         address=json.dumps(nodes.address),
+        over_http=json.dumps(f"{place / 'over_http.py'}:OverHttp"),
     )
     (place / "run.toml").write_text(text)
+    (place / "over_http.py").write_text(OVER_HTTP)
     return subprocess.Popen(
         nodes.command(1, [*TELESCOPE, "train", "run.toml"]),
         cwd=place,
@@ -127,8 +165,13 @@ def check_places(folder: Path) -> None:
     hosts = sorted(url.rpartition(":")[0] for url in urls)
     assert hosts == ["http://10.77.0.2", "http://10.77.0.3"], "STRICT_SPREAD"
     told = driver_log(folder)
-    workers = set(re.findall(r"environment process \d of math-reasoning runs on (.*)", told))
-    assert len(workers) == 2, told[-2000:]
+    workers = set(re.findall(r"environment process \d of \S+ runs on (.*)", told))
+    assert len(workers) >= 2, told[-2000:]
+    assert re.search(r"OverHttp runs on .*10\.77\.0\.[23]", told), told[-2000:]
+    rows = RunFolder.open(folder).rollouts([1])
+    over_http = [row for row in rows if "OverHttp" in row.environment]
+    assert over_http, {row.environment for row in rows}
+    assert all(row.status != "failed" for row in over_http), over_http[0].error
 
 
 def check_logs(folder: Path) -> None:

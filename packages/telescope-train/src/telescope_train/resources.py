@@ -24,7 +24,6 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.cluster_session import ClusterSession
-from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
@@ -50,7 +49,6 @@ from telescope_train.observability.timeline import RankSpans, Timeline
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
-from telescope_train.rollouts.environments import RunEnvironments
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
@@ -120,18 +118,17 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     return renderer
 
 
-def gateway_address(environments: RunEnvironments) -> str:
-    """Return the address of this machine at which environments reach it."""
-    return LOOPBACK if environments.on_cluster is None else Network(is_local=False).address()
-
-
 @asynccontextmanager
 async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
-    """Listen for environments whose programs use HTTP; done first, because a port may be taken."""
+    """Listen for environments whose programs use HTTP; done first, because a port may be taken.
+
+    Without `gateway_host`, environments on other nodes reach it at this node's address in Ray.
+    """
     inference = prepared.config.inference
+    network = Network(is_local=prepared.environments.on_cluster is None)
     gateway = Gateway(
         model=SERVED_MODEL_NAME,
-        host=inference.gateway_host or LOOPBACK,
+        host=inference.gateway_host or network.address(),
         port=inference.gateway_port,
     )
     try:
