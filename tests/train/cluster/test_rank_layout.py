@@ -70,8 +70,7 @@ def test_places_and_rows_are_those_of_the_nested_loops(layout):
         assert layout.shard_of(rank) == place[2]
         assert found.expert == experts[rank][1]
     for shard in range(layout.num_shards):
-        sharing = layout.ranks_of(shard)
-        assert list(sharing) == [rank for rank, place in slow.items() if place[2] == shard]
+        sharing = [rank for rank, place in slow.items() if place[2] == shard]
         assert len(sharing) == layout.ranks_per_shard
         (speaker,) = [r for r in sharing if slow[r] == (0, 0, shard, layout.pipeline - 1)]
         assert layout.speakers[shard] == speaker
@@ -121,8 +120,6 @@ def test_data_context_and_copies_of_fsdp():
     assert [layout.copy_of(rank) for rank in range(8)] == [0] * 4 + [1] * 4
     assert layout.speakers == (0, 2, 4, 6)
     assert layout.exporters == (0, 1, 2, 3)
-    assert layout.ranks_per_block == 4
-    assert fsdp_layout(TrainerSection(fsdp_context_parallel_size=2), 8).ranks_per_block == 2
 
 
 @pytest.mark.parametrize(

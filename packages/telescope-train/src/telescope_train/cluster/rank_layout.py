@@ -83,17 +83,6 @@ class RankLayout:
         """Number of copies of every weight outside experts, over all ranks."""
         return self.context * self.data // self.weight_shards
 
-    @property
-    def ranks_per_block(self) -> int:
-        """Consecutive ranks that exchange most; a node should hold whole blocks of them.
-
-        Ranks that share rows communicate in every layer. Ranks of one copy of the model do so too,
-        and meet the other copies once per step.
-        """
-        peers = self.context if self.num_copies == 1 else max(self.context, self.weight_shards)
-        experts = self.expert * self.expert_tensor if self.expert > 1 else 1
-        return max(self.tensor * peers, experts)
-
     def coordinates(self, rank: int) -> Coordinates:
         """Return the position of `rank`."""
         rest, tensor = divmod(rank, self.tensor)
@@ -106,10 +95,6 @@ class RankLayout:
     def shard_of(self, rank: int) -> int:
         """Return the shard of rows that `rank` computes, alone or with others."""
         return self.coordinates(rank).data
-
-    def ranks_of(self, shard: int) -> tuple[int, ...]:
-        """Return the ranks that compute `shard` together, ascending."""
-        return tuple(rank for rank in range(self.num_ranks) if self.shard_of(rank) == shard)
 
     @cached_property
     def speakers(self) -> tuple[int, ...]:
