@@ -51,9 +51,13 @@ def _prepare() -> None:
     global _is_prepared
     if _is_prepared:
         return
-    with warnings.catch_warnings(), _without_wandb():
+    with warnings.catch_warnings():
         # It warns of each optional extension that is absent, and of its own deprecations.
         warnings.simplefilter("ignore")
+        # It imports W&B, whose temporary folders a rank does not live to delete. Python takes None
+        # for a module that cannot be imported.
+        modules: dict[str, Any] = sys.modules
+        hides_wandb = modules.setdefault("wandb", None) is None
         try:
             importlib.import_module("megatron.core")
         except ImportError as error:
@@ -65,6 +69,9 @@ def _prepare() -> None:
                 "install its part for torch (transformer_engine[pytorch], built for this one), or "
                 "remove transformer_engine"
             ) from error
+        finally:
+            if hides_wandb:
+                del modules["wandb"]
         importlib.import_module("megatron.core.optimizer")
         importlib.import_module("megatron.core.models.gpt.gpt_model")
         importlib.import_module("megatron.core.dist_checkpointing")
@@ -72,25 +79,6 @@ def _prepare() -> None:
         warnings.filterwarnings("ignore", message=quiet)
     _mend()
     _is_prepared = True
-
-
-@contextmanager
-def _without_wandb() -> Iterator[None]:
-    """Let the library find no W&B inside the block, which it imports and which nothing here uses.
-
-    W&B makes temporary folders when it is imported, and a rank is killed before it deletes them.
-    """
-    modules: dict[str, Any] = sys.modules
-    there = modules.get("wandb")
-    # What Python takes for a module that cannot be imported.
-    modules["wandb"] = None
-    try:
-        yield
-    finally:
-        if there is None:
-            del modules["wandb"]
-        else:
-            modules["wandb"] = there
 
 
 def _mend() -> None:
