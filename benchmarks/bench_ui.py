@@ -396,8 +396,9 @@ def fill_sqlite(run: Path, path: Path) -> float:
     store.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text)")
     number = 0
     marks = ", ".join("?" * (len(SCALARS) + 1))
-    for file in sorted((run / "rollouts").glob("step-*.parquet")):
-        read = pq.read_table(file, columns=[*SCALARS, "messages"])
+    files = [pq.ParquetFile(path) for path in sorted((run / "rollouts").glob("*.parquet"))]
+    for file, group in [(one, at) for one in files for at in range(one.num_row_groups)]:
+        read = file.read_row_group(group, columns=[*SCALARS, "messages"])
         ids = range(number, number + read.num_rows)
         number += read.num_rows
         lists = [read.column(name).to_pylist() for name in SCALARS]
