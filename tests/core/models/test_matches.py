@@ -236,9 +236,7 @@ class TwoVersions(RecordingPolicy):
     async def answer(self, request):
         self.requests.append(request)
         said = Message(role="assistant", content="4", reasoning="hm")
-        return Completion(
-            message=said, finish_reason="length", oldest_version=9, newest_version=12
-        )
+        return Completion(message=said, finish_reason="length", oldest_version=9, newest_version=12)
 
 
 async def test_an_older_version_of_the_policy_plays_at_the_endpoint_of_the_rollout():
