@@ -48,9 +48,7 @@ class Asked:
 
 async def test_as_many_prompts_are_ready_as_asked_for_and_none_twice() -> None:
     asked, prepared = Asked(), list[str]()
-    prefetch = Prefetch(
-        new_draw(), asked, noting(prepared), size=5
-    )
+    prefetch = Prefetch(new_draw(), asked, noting(prepared), size=5)
     assert asked.numbers == []
     prefetch.keep_ahead_of(0)
     await settled()
@@ -79,9 +77,7 @@ async def test_what_has_begun_already_is_not_made_ready_any_more() -> None:
 
 async def test_an_example_that_cannot_be_read_is_left_to_whoever_plays_it() -> None:
     asked, prepared = Asked(broken=2), list[str]()
-    prefetch = Prefetch(
-        new_draw(), asked, noting(prepared), size=3
-    )
+    prefetch = Prefetch(new_draw(), asked, noting(prepared), size=3)
     prefetch.keep_ahead_of(0)
     await settled()
     assert asked.numbers == [1, 2, 3]
@@ -134,9 +130,7 @@ class Slow(Asked):
 async def test_slow_examples_are_read_several_at_a_time(size: int, at_once: int) -> None:
     """One that takes a second each would else be no faster ahead of its turn than at it."""
     slow, prepared = Slow(), list[str]()
-    prefetch = Prefetch(
-        new_draw(), slow, noting(prepared), size=size
-    )
+    prefetch = Prefetch(new_draw(), slow, noting(prepared), size=size)
     prefetch.keep_ahead_of(0)
     await settled()
     assert slow.numbers == list(range(1, at_once + 1))
