@@ -501,8 +501,8 @@ def page_of(found: dict[str, Any]) -> str:
         ("run", "oldest text, s", "slowest page", "ms", "processor ms", "largest page", "kB"),
         [
             (
-                f"{one['rollouts']:,} rollouts in {one['steps']:,} steps, {one['turns']} turns, "
-                f"{one['metrics']} metrics",
+                f"{one['rollouts']:,} rollouts, steps: {one['steps']:,}, turns of each: "
+                f"{one['turns']}, metrics of each: {one['metrics']}",
                 f"{one['searched_s']:.1f}",
                 one["slowest"],
                 f"{one['ms']:.0f}",
