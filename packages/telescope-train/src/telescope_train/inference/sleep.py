@@ -17,7 +17,6 @@ from telescope_train.inference.supervisor import Fleet
 
 SLEEP_PATH = "/sleep"
 WAKE_PATH = "/wake_up"
-IS_SLEEPING_PATH = "/is_sleeping"
 
 
 class Ends(Protocol):
