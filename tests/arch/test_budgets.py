@@ -120,9 +120,9 @@ BROAD_EXCEPT = {
 }
 """Where everything is caught, and why. A handler that raises again is not counted."""
 
-LINES = {"core": 40500, "adapters": 6200, "train": 48900, "envs": 17700, "cli": 7500, "ui": 8900}
+LINES = {"core": 40500, "adapters": 6200, "train": 48900, "envs": 17700, "cli": 7400, "ui": 8850}
 """Most lines of each package. A feature that needs more raises it; a merge lowers it."""
-CALLED_ONCE = {"core": 75, "adapters": 13, "train": 135, "envs": 53, "cli": 25, "ui": 44}
+CALLED_ONCE = {"core": 75, "adapters": 13, "train": 135, "envs": 52, "cli": 25, "ui": 42}
 """Most private functions of 8 lines or fewer that are named once, where they are called: a new one
 is written where it is used. The number only falls."""
 
