@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.chromium import browser
+from tests.core.diagnosis.test_rules import healthy, rising
 from tests.ui.browsing import (
     FIRST_ROLLOUT,
     IS_WIDER_THAN_THE_WINDOW,
@@ -257,6 +258,24 @@ def test_a_new_step_is_on_the_page_by_itself(tmp_path, page):
         assert "3 of 10" in page.text()
         write_steps(RunFolder.open(tmp_path / "runs" / "live"), range(4, 5))
         page.until("document.querySelector('main').innerText.includes('4 of 10')")
+
+
+def test_what_goes_wrong_is_on_the_page_by_itself_while_the_run_goes_on(tmp_path, page):
+    rows = healthy(60, **{"task_reward/mean": rising(0.4, 0.0, at=10)})
+    run = RunFolder.create(tmp_path / "runs" / "live", config={"run": {"number_of_steps": 60}})
+    for one in rows[:8]:
+        run.log_metrics(one)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/live")
+        page.until("document.querySelector('.live').innerText === 'live'")
+        assert "collapse" not in page.text().lower()
+        page.evaluate("window.wasNotLoadedAgain = true")
+        for one in rows[8:40]:
+            run.log_metrics(one)
+        page.until("document.querySelector('main').innerText.includes('Collapsed since step')")
+        assert "Go on from a checkpoint before it" in page.text()
+        assert page.evaluate("window.wasNotLoadedAgain")
 
 
 def test_ten_pages_are_live_at_once(tmp_path, page):

@@ -5,7 +5,7 @@ import { Table } from "../components/Table.tsx";
 import { Queues, Workers } from "../components/Workers.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatDate, formatNumber } from "../lib/format.ts";
+import { formatByName, formatDate, formatNumber, isShare } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { InfraPage } from "../lib/machineTypes.ts";
@@ -164,6 +164,7 @@ function Fleet({ data }: { data: InfraPage }) {
             isTime
             isBytes={one.name.includes("_bytes")}
             format={(value) => formatByName(one.name, value)}
+            bounds={isShare(one.name) ? [0, 1] : null}
             series={[{ name: "median", xs: one.times_s, ys: one.p50, low: one.p10, high: one.p90 }]}
           />
         ))}
@@ -192,6 +193,7 @@ function Meters({ data }: { data: InfraPage }) {
             height={150}
             isBytes={panel.name.includes("_bytes")}
             format={(value) => formatByName(panel.name, value)}
+            bounds={isShare(panel.name) ? [0, 1] : null}
             series={panel.series}
           />
         ))}

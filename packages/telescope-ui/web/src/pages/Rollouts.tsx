@@ -206,9 +206,9 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
   );
 }
 
-/** Why a rollout failed or was left out; wide enough for a sentence in few lines. */
+/** Why a rollout failed or was left out; wide enough for a line, so that rows stay low. */
 function Why({ text }: { text: string }) {
-  return text ? <span class="faint sentence">{text}</span> : null;
+  return text ? <span class="faint sentence is-wide">{text}</span> : null;
 }
 
 function Pager({ address, total, count }: { address: string; total: number; count: number }) {
