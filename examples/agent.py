@@ -1,6 +1,7 @@
 """A file of numbers, and an agent that looks at it with a shell in a sandbox.
 
-`python examples/agent.py runs/agent-demonstrations.jsonl` writes what the agent first imitates.
+`python examples/agent.py runs/agent-demonstrations.jsonl` writes what the agent first imitates;
+with `summarize` at the end, it writes a summary of its work before it answers.
 docs/tutorials/agent.md tells the rest.
 """
 
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from telescope_core import Example, Split, reward, setup
 from telescope_core.harnesses import AgentConfig, AgentEnvironment
-from telescope_core.harnesses.compaction_program import SHELL
+from telescope_core.harnesses.compaction_program import SHELL, SUMMARIZE, with_summary
 
 INSTRUCTIONS = "Use the shell."
 QUESTIONS = {
@@ -88,14 +89,26 @@ def called(command: str, result: str) -> list[dict[str, Any]]:
     ]
 
 
-def main(path: Path) -> None:
+def summarized(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a demonstration in two contexts: up to a summary, which is the result, and from it."""
+    *work, answer = row["messages"]
+    contexts = (
+        [*work, {"role": "user", "content": SUMMARIZE}],
+        with_summary(work, answer["content"]),
+    )
+    return [{**row, "messages": [*messages, answer]} for messages in contexts]
+
+
+def main(path: Path, *, summarizes: bool) -> None:
     """Write demonstrations over examples of the train split."""
     source, random = Numbers().examples(Split.TRAIN), Random(0)
-    rows = (demonstration(source.example(n), random) for n in range(NUM_DEMONSTRATIONS))
+    rows = [demonstration(source.example(n), random) for n in range(NUM_DEMONSTRATIONS)]
+    if summarizes:
+        rows = [context for row in rows for context in summarized(row)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    print(f"wrote {NUM_DEMONSTRATIONS} demonstrations to {path}")
+    print(f"wrote {len(rows)} demonstrations to {path}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), summarizes="summarize" in sys.argv[2:])

@@ -41,6 +41,11 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FIRST_RUN = "tests/e2e/test_first_run.py::test_the_commands_of_the_tutorial"
 AGENT = "tests/e2e/test_agent_tutorial.py::test_the_commands_of_the_tutorial"
+SUMMARIES = (
+    '"name": "./examples/agent.py:Numbers", "env": {"max_turns": 6, "harness_options": '
+    '{"instructions": "Use the shell.", "context_strategy": "summarize", '
+    '"max_context_tokens": 110}}'
+)
 CI = ".ci/run"
 LINKED = (
     "tests/envs/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
@@ -256,10 +261,14 @@ ELSEWHERE = {
     "telescope doctor runs/agent": AGENT,
     "telescope train examples/agent.toml --name agent-slower --learning_rate 2e-4 "
     "--prompts_batch_size_for_trainer 16": AGENT,
-    "telescope train examples/agent.toml --name agent-window --branch_credit shared "
-    '--environments \'[{"name": "./examples/agent.py:Numbers", "env": {"harness_options": '
-    '{"instructions": "Use the shell.", "context_strategy": "sliding_window", '
-    '"max_context_tokens": 110, "keep_turns": 1}}}]\'': AGENT,
+    "python examples/agent.py runs/agent-summaries.jsonl summarize": AGENT,
+    "telescope sft examples/agent-sft.toml --dataset runs/agent-summaries.jsonl "
+    "--output runs/agent-summaries-start --stop_at_accuracy 0.58": AGENT,
+    "telescope train examples/agent.toml --model runs/agent-summaries-start "
+    "--name agent-summaries --max_model_len 768 --branch_credit outcome "
+    f"--environments '[{{{SUMMARIES}}}]' "
+    '--evals \'[{"name": "./examples/agent.py:Numbers", "num_samples": 64, "rollouts": 2, '
+    f'"pass_k": [1, 2], "max_tokens": 64, {SUMMARIES.partition(", ")[2]}}}]\'': AGENT,
     "telescope train examples/smollm2.toml --model runs/smollm2-start": "scripts/tutorial.sh",
     'export PATH="$PWD/.venv/bin:$PATH"': "scripts/walkthrough.sh",
     "telescope env install math-reasoning countdown": "Makefile",

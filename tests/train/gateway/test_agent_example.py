@@ -16,6 +16,7 @@ from test_compaction import require_as_sampled
 from telescope_core import Split
 from telescope_core.base.messages import message_from_json
 from telescope_core.gateway import RecordedEnvironment
+from telescope_core.harnesses.compaction_program import SUMMARY
 from telescope_core.in_process import InProcessEnvironment
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.formats import same_words
@@ -71,7 +72,9 @@ def test_demonstrations_are_learned_behind_the_prompts_of_rollouts(example, rend
 
 
 def answers(questions, prompt: str) -> str:
-    """Look for the file, run the right command on it, and say what it printed."""
+    """Look for the file, run the right command on it, and say what it printed, also as summary."""
+    if SUMMARY in prompt:
+        return prompt.partition(f"{SUMMARY}\n")[2].partition("<|end|>")[0]
     results = [one.partition("<|end|>")[0] for one in prompt.split("<|tool|>")[1:]]
     (command,) = (how for question, (_, how) in questions.items() if question in prompt)
     asked = command.format(results[0]) if results else "ls"
@@ -80,8 +83,23 @@ def answers(questions, prompt: str) -> str:
     return f"[shell(command={json.dumps(asked)})]"
 
 
+def require_as_demonstrated(example, renderer, rollout, asked):
+    """Assert that the two contexts of a right rollout are those that are shown for one."""
+    right = example.QUESTIONS[asked.prompt][1].format(asked.info["file"])
+    draws = (example.demonstration(asked, Random(seed)) for seed in range(1000))
+    row = next(one for one in draws if json.dumps(right) in json.dumps(one["messages"]))
+    shown = [
+        renderer.prompt([message_from_json(one) for one in context["messages"]], tools=row["tools"])
+        for context in example.summarized(row)
+    ]
+    assert [
+        renderer.prompt(messages, tools=row["tools"]).ids.tolist()
+        for messages in rollout.conversations
+    ] == [one.ids.tolist() for one in shown]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["none", "sliding_window"])
+@pytest.mark.parametrize("strategy", ["none", "sliding_window", "summarize"])
 async def test_right_commands_earn_the_reward_in_a_sandbox(example, renderer, strategy):
     options = {"instructions": example.INSTRUCTIONS, "context_strategy": strategy}
     config = example.Numbers.Config(
@@ -99,8 +117,11 @@ async def test_right_commands_earn_the_reward_in_a_sandbox(example, renderer, st
             request = ask(example_index=index, sampling=SAMPLING, deadline_s=300.0)
             rollout = await client.play(request, source.policy(f"{index}/0", SAMPLING))
             wrote = [note.value for note in rollout.info]
-            assert (rollout.reward, len(rollout.turns)) == (1.0, 3), (rollout.error, wrote)
+            num_turns = 4 if strategy == "summarize" else 3
+            assert (rollout.reward, len(rollout.turns)) == (1.0, num_turns), (rollout.error, wrote)
             samples = samples_from_rollout(rollout, 1.0, 1.0)
             assert len(samples) == (1 if strategy == "none" else 2)
             require_as_sampled(samples, pool)
+            if strategy == "summarize":
+                require_as_demonstrated(example, renderer, rollout, shown.example(index))
     await client.close()
