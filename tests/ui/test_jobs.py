@@ -135,6 +135,13 @@ JOBS = {
         ["css:[aria-label='compare first']", "css:[aria-label='compare second']", "Compare 2"],
         "[aria-label='Names, folders and ports that differ']",
     ),
+    "two runs beside each other": (
+        "/",
+        ["css:[aria-label='compare first']", "css:[aria-label='compare second']", "Compare 2"],
+        ".chart",
+    ),
+    "warnings that matter": ("/", ["first", "Logs", "choose:warning"], ".logs .line"),
+    "give the run away": ("/", ["first", "Export"], "details[open] code"),
     "is this eval better": ("/", ["first", "Evals"], "p.verdict"),
     "which examples got worse": ("/", ["first", "Evals", "after"], "[aria-label$='that flipped']"),
     "a standalone eval": ("/", ["alone"], "[aria-label='All examples of the eval']"),
