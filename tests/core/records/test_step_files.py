@@ -139,6 +139,21 @@ def killed_at_each_change(monkeypatch, act) -> Iterator[None]:
         at += 1
 
 
+def test_blocks_that_cannot_be_merged_do_not_keep_older_ones_apart(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    for step in range(1, 25):
+        # Of the blocks from 9 and from 13, one step has the columns of another version.
+        columns = {"other": ["x"]} if step in (10, 14) else {"value": [step]}
+        parquet.write_table(arrow.table(columns), step_path(tmp_path, step))
+    for _ in range(3):
+        step_files.merge(tmp_path, up_to=24, options={})
+    assert sorted(path.name for path in tmp_path.glob("steps-*")) == [
+        f"steps-{first:06d}-{first + 3:06d}.parquet" for first in (1, 5, 17, 21)
+    ]
+    assert list(parts_in(tmp_path)) == list(range(1, 25))
+
+
 def test_a_kill_while_files_are_merged_loses_and_doubles_nothing(run, monkeypatch) -> None:
     write(run, range(1, 5))
     num_kills = 0

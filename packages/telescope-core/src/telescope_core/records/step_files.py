@@ -146,7 +146,10 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
     for step in _single_steps(folder):
         if step <= up_to and step_path(folder, step).stat().st_size < LARGE_BYTES:
             small.setdefault(merged_path(folder, step), []).append(step)
-    for target, steps in sorted(small.items(), reverse=True)[:_MOST_BLOCKS]:
+    num_merged = 0
+    for target, steps in sorted(small.items(), reverse=True):
+        if num_merged == _MOST_BLOCKS:
+            return
         try:
             parts = {step: StepPart(target, groups) for step, groups in groups_in(target).items()}
             parts |= {step: StepPart(step_path(folder, step)) for step in steps}
@@ -157,6 +160,7 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
             continue
         for step in steps:
             step_path(folder, step).unlink()
+        num_merged += 1
 
 
 def separate(folder: Path, *, after: int, options: Mapping[str, Any]) -> None:
