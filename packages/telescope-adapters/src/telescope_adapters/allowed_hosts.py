@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
+from telescope_core.sandboxes.local.relay import CONNECT_S, Streams, forwarding
+
 Address = IPv4Address | IPv6Address
 
 EVERYWHERE = ("*",)
@@ -19,10 +21,6 @@ EVERYWHERE = ("*",)
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _HEAD_BYTES = 64 << 10
 _HEAD_S = 60.0
-_CONNECT_S = 30.0
-_CHUNK = 64 << 10
-_MAX_CONNECTIONS = 64
-"""Most connections at once; further ones are closed, which saves our files."""
 _OF_ONE_CONNECTION = {"connection", "host", "keep-alive", "proxy-authorization", "proxy-connection"}
 """Headers that a proxy does not pass on, or writes itself."""
 
@@ -120,81 +118,48 @@ def proxy_variables(address: str) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def proxy_for(hosts: AllowedHosts) -> AsyncGenerator[int]:
     """Serve a proxy to `hosts` during a block; yields its port on the loopback."""
-    proxy = _Proxy(hosts)
-    server = await asyncio.start_server(
-        proxy.carry, "127.0.0.1", 0, limit=_HEAD_BYTES, start_serving=False
-    )
-    try:
-        await server.start_serving()
+    reach = _Proxy(hosts).reach
+    async with forwarding(reach, host="127.0.0.1", port=0, limit=_HEAD_BYTES) as server:
         yield int(server.sockets[0].getsockname()[1])
-    finally:
-        server.close()
-        await proxy.end()
 
 
 class _Proxy:
-    """The connections of one proxy."""
+    """Answers what programs ask of a proxy."""
 
     def __init__(self, hosts: AllowedHosts) -> None:
         self._hosts = hosts
-        self._carrying: set[asyncio.Task[None]] = set()
 
-    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection until either side ends it."""
-        if len(self._carrying) >= _MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._carried(reader, writer))
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
-
-    async def end(self) -> None:
-        """End every connection."""
-        for task in self._carrying:
-            task.cancel()
-        await asyncio.gather(*self._carrying, return_exceptions=True)
-
-    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def reach(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Streams | None:
+        """Return the streams to what a program asks for; None after it was answered why not."""
         try:
             async with asyncio.timeout(_HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             target, request = _asked(head.decode("latin-1"))
-            behind, to_behind = await self._connected(target)
+            reached = await self._connected(target)
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError, TimeoutError):
             writer.transport.abort()
-            return
         except ValueError as error:
             await _answer(writer, "400 Bad Request", str(error))
-            return
         except PermissionError as error:
             await _answer(writer, "403 Forbidden", str(error))
-            return
         except OSError as error:
             await _answer(writer, "502 Bad Gateway", str(error))
-            return
-        try:
+        else:
             if request:
-                to_behind.write(request)
+                reached[1].write(request)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_copied(reader, to_behind))
-                group.create_task(_copied(behind, writer))
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        finally:
-            to_behind.transport.abort()
-            writer.transport.abort()
+            return reached
+        return None
 
-    async def _connected(
-        self, target: SplitResult
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connected(self, target: SplitResult) -> Streams:
         """Return the streams to what a program asked for; see `AllowedHosts.addresses`."""
         host, port = target.hostname, target.port or 80
         if not host:
             raise ValueError(f"expected a host, got {target.geturl()!r:.200}")
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             error: OSError | None = None
             for address in await self._hosts.addresses(host, port):
                 try:
@@ -238,13 +203,3 @@ async def _answer(writer: asyncio.StreamWriter, status: str, text: str) -> None:
     with contextlib.suppress(OSError):
         await writer.drain()
     writer.close()
-
-
-async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy data until its end, and pass on the end."""
-    with contextlib.suppress(OSError):
-        while part := await reader.read(_CHUNK):
-            writer.write(part)
-            await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.write_eof()

@@ -7,37 +7,58 @@ programs inside reach this one address, and have no route to any other.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Reach = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Streams | None]]
+"""Returns the streams to which a connection is forwarded; None after it ended the connection."""
+CONNECT_S = 30.0
+"""Longest wait for a connection to what is outside."""
 _CHUNK = 64 << 10
 _MAX_CONNECTIONS = 64
-"""Most connections of a sandbox at once; further ones are closed, which saves our files."""
-_CONNECT_S = 30.0
+"""Most connections at once; further ones are closed, which saves our files."""
 
 
 @asynccontextmanager
 async def relayed(descriptor: int, host: str, port: int) -> AsyncGenerator[None]:
     """Serve the listening socket `descriptor` during a block; then close all connections."""
-    relay = _Relay(host, port)
+
+    async def reach(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Streams | None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await asyncio.open_connection(host, port)
+        except OSError:
+            writer.transport.abort()
+            return None
+
+    async with forwarding(reach, sock=socket.socket(fileno=descriptor)):
+        yield
+
+
+@asynccontextmanager
+async def forwarding(reach: Reach, **listening: Any) -> AsyncGenerator[asyncio.Server]:
+    """Forward the connections of a server during a block; then close all of them.
+
+    `listening`: arguments of `asyncio.start_server`.
+    """
+    forwarder = _Forwarder(reach)
     # Who is cancelled while a server starts has no server to close, so it is made first.
-    server = await asyncio.start_server(
-        relay.carry, sock=socket.socket(fileno=descriptor), start_serving=False
-    )
+    server = await asyncio.start_server(forwarder.carry, start_serving=False, **listening)
     try:
         await server.start_serving()
-        yield
+        yield server
     finally:
         server.close()
-        await relay.end()
+        await forwarder.end()
 
 
-class _Relay:
+class _Forwarder:
     """The connections of one listening socket."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
         self._carrying: set[asyncio.Task[None]] = set()
 
     def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,16 +77,18 @@ class _Relay:
         await asyncio.gather(*self._carrying, return_exceptions=True)
 
     async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                behind, to_behind = await asyncio.open_connection(self._host, self._port)
-        except (OSError, TimeoutError):
-            writer.transport.abort()
+        reached = await self._reach(reader, writer)
+        if reached is None:
             return
+        behind, to_behind = reached
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_copied(reader, to_behind))
                 group.create_task(_copied(behind, writer))
+            # A client that reads slowly still gets the last bytes.
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         finally:
             to_behind.transport.abort()
             writer.transport.abort()
