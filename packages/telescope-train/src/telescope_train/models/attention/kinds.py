@@ -207,39 +207,25 @@ def _against_cascade(needs: AttentionNeeds) -> str | None:
     return None if needs.device.type == "cpu" else "needs the CPU"
 
 
+def _over_prefixes(
+    name: str, implementation: str, reason_against: Callable[[AttentionNeeds], str | None]
+) -> AttentionKind:
+    """Return the kind that gathers keys and values for an `implementation` with pieces."""
+    return AttentionKind(
+        name=f"{name} over prefixes",
+        implementation=GATHERED_ATTENTION,
+        reason_against=reason_against,
+        arguments=partial(_gathered_arguments, implementation),
+        prepare=register_gathered_attention,
+        takes_sequences=True,
+    )
+
+
 SHARING_KINDS = (
-    AttentionKind(
-        name="flash_attn_3 over prefixes",
-        implementation=GATHERED_ATTENTION,
-        reason_against=_AGAINST_FLASH_3,
-        arguments=partial(_gathered_arguments, "flash_attention_3"),
-        prepare=register_gathered_attention,
-        takes_sequences=True,
-    ),
-    AttentionKind(
-        name="flash_attn_4 over prefixes",
-        implementation=GATHERED_ATTENTION,
-        reason_against=_AGAINST_FLASH_4,
-        arguments=partial(_gathered_arguments, "flash_attention_4"),
-        prepare=register_gathered_attention,
-        takes_sequences=True,
-    ),
-    AttentionKind(
-        name="flash_attn over prefixes",
-        implementation=GATHERED_ATTENTION,
-        reason_against=_against_flash,
-        arguments=partial(_gathered_arguments, "flash_attention_2"),
-        prepare=register_gathered_attention,
-        takes_sequences=True,
-    ),
-    AttentionKind(
-        name="varlen over prefixes",
-        implementation=GATHERED_ATTENTION,
-        reason_against=_against_varlen,
-        arguments=partial(_gathered_arguments, VARLEN_ATTENTION),
-        prepare=register_gathered_attention,
-        takes_sequences=True,
-    ),
+    _over_prefixes("flash_attn_3", "flash_attention_3", _AGAINST_FLASH_3),
+    _over_prefixes("flash_attn_4", "flash_attention_4", _AGAINST_FLASH_4),
+    _over_prefixes("flash_attn", "flash_attention_2", _against_flash),
+    _over_prefixes("varlen", VARLEN_ATTENTION, _against_varlen),
     AttentionKind(
         name="cascade",
         implementation=CASCADE_ATTENTION,
