@@ -1,6 +1,8 @@
 """The first page: runs, evals without a run, seeds, and what is read again when a file changes."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,33 @@ def test_a_row_is_made_again_when_a_file_of_it_changes_and_only_then(tmp_path, m
         assert (row["step"], row["reward"], row["recent_reward"], len(asked)) == (2, 0.25, 0.375, 2)
         run.finish()
         assert ui.get("/")["runs"][0]["state"] == "finished"
+
+
+def test_a_list_is_shown_before_all_of_it_is_read_and_each_request_reads_on(
+    tmp_path, evals, monkeypatch
+):
+    later_s = time.time() + 100
+    for at, name in enumerate(("old", "new-seed1")):
+        run = RunFolder.create(evals / name, config={"model": {"model": "m"}})
+        run.log_metrics({"step": 1, "reward/mean": 0.5})
+        run.finish()
+        for path in run.path.iterdir():
+            os.utime(path, (later_s + at, later_s + at))
+    monkeypatch.setattr("telescope_ui.web.app._LIST_S", 1e-9)
+    with answered([evals], tmp_path / "cache") as ui:
+        headers = {"authorization": f"Bearer {ui.token}", "accept": "application/json"}
+        first, second, _, last, again = (ui.ask("/", **headers).json for _ in range(5))
+    assert [one["index"]["files_done"] for one in (first, second, last)] == [1, 2, 4]
+    assert [one["index"]["is_complete"] for one in (first, second, last)] == [False, False, True]
+    assert [row["key"] for row in first["runs"]] == ["new-seed1", "old"]
+    new, old = first["runs"]
+    assert (new["reward"], new["seeds"]) == (0.5, "new-seed*")
+    assert (old["name"], old["state"], old["error"]) == ("old", "finished", None)
+    assert (old["reward"], old["curve"]) == (None, None)
+    assert [row["reward"] for row in last["runs"]] == [0.5, 0.5]
+    assert [row["mean"] for row in first["evals"]] == [None, None]
+    assert sorted(row["mean"] for row in last["evals"]) == [0.5, 0.75]
+    assert again == last
 
 
 @pytest.mark.parametrize("content", ["{}", '{"run": {"name": 3}}', '{"manifest": '])

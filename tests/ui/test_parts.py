@@ -20,7 +20,7 @@ from telescope_ui.base.lanes import (
     seconds_by_name,
 )
 from telescope_ui.files.database import Database
-from telescope_ui.files.json_lines import JsonLines
+from telescope_ui.files.json_lines import JsonLines, NewRows
 from telescope_ui.files.log_lines import FileFacts, parsed
 from telescope_ui.files.token_texts import texts_for
 from telescope_ui.index.runs import Runs
@@ -134,6 +134,15 @@ def test_a_tail_gives_each_whole_line_once(parts, tmp_path_factory):
         assert not tail.is_rewritten()
         found += tail.lines()
     assert found == b"".join(parts).split(b"\n")[:-1]
+
+
+def test_a_damaged_line_costs_none_of_those_around_it(tmp_path):
+    lines = [b'{"at": %d}' % at for at in range(20_000)]
+    lines[7], lines[15_000], lines[-1] = b'{"at": 7, ', b"", b"\xff"
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b'\n{"at": 20')
+    rows = NewRows(tmp_path, "rows.jsonl", dict[str, int])
+    assert not rows.is_rewritten()
+    assert [row["at"] for row in rows] == [at for at in range(19_999) if at not in (7, 15_000)]
 
 
 @pytest.mark.parametrize("content", [b"other\nlines\n", b"a\n", b"", b"x\ny\n"])

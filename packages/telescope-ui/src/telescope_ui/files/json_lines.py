@@ -4,7 +4,8 @@ The amount that is read and kept is limited, however large a file is, and the re
 left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -59,12 +60,16 @@ class NewRows(Generic[Row]):
     def __iter__(self) -> Iterator[Row]:
         if inside(self._run, self._name) is None:
             return
-        for line in self._tail.lines():
+        for block in self._tail.blocks():
             try:
-                row = self._decoder.decode(line)
+                yield from self._decoder.decode_lines(block)
             except (ValueError, RecursionError):
-                continue
-            yield row
+                yield from self._decoded(block.split(b"\n"))
+
+    def _decoded(self, lines: Sequence[bytes]) -> Iterator[Row]:
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                yield self._decoder.decode(line)
 
 
 class JsonLines:

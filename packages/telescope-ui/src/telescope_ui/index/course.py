@@ -61,6 +61,6 @@ class Course:
             self._last_step = max(self._last_step, line.step)
             measured = (line.task_reward, line.reward, line.accuracy)
             for known, value in zip(self._found, measured, strict=True):
-                if isinstance(value, int | float) and math.isfinite(value):
+                if value is not None and isinstance(value, int | float) and math.isfinite(value):
                     known.steps.append(line.step)
                     known.values.append(value)

@@ -95,6 +95,10 @@ class OneRun:
             defaults=cast(dict[str, Any], defaults) if is_known else {},
         )
 
+    def is_kept(self, stamps: Sequence[Stamp | None]) -> bool:
+        """Return whether `kept` has the result for files with these stamps."""
+        return self._kept is not None and self._kept[0] == stamps
+
     def kept(self, stamps: Sequence[Stamp | None], read: Callable[[], JsonObject]) -> JsonObject:
         """Return the cached result of `read` while the run's files have the same stamps."""
         if self._kept is None or self._kept[0] != stamps:

@@ -1,7 +1,9 @@
 """`/`: all runs and evals, newest change first, and runs that differ only in their seed."""
 
+import math
 import re
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +12,7 @@ from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import curve
 from telescope_ui.files.eval_files import main_estimate, result_of, rows_of
-from telescope_ui.files.run_files import Stamp, stamp_of
+from telescope_ui.files.run_files import stamp_of
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun, settings_of
 from telescope_ui.index.runs import Runs
@@ -29,41 +31,76 @@ _OF_EVAL = (
 _SEED = re.compile(r"(?i)(?P<name>.*?)[-_.]?seed[-_.=]?\d+")
 
 
-def runs_page(runs: Runs) -> JsonObject:
-    """Return runs and evals; an unreadable one is listed with the reason."""
-    found = [_row(run, _facts_of_run, _OF_RUN) for run in runs.all()]
-    evals = [_row(one, _facts_of_eval, _OF_EVAL) for one in runs.evals()]
+class _Reading:
+    """Reads what a list shows of its runs until the time is over; kept results take none."""
+
+    def __init__(self, most_s: float) -> None:
+        self._left_s = most_s
+        self.num_unread = 0
+
+    def kept(
+        self, one: OneRun, names: Sequence[str], read: Callable[[], JsonObject]
+    ) -> JsonObject | None:
+        """Return the result of `read` for the present files `names`; None if there is no time."""
+        stamps = [stamp_of(one.path / name) for name in names]
+        if one.is_kept(stamps):
+            return one.kept(stamps, read)
+        if self._left_s <= 0:
+            self.num_unread += 1
+            return None
+        began_s = time.monotonic()
+        found = one.kept(stamps, read)
+        self._left_s -= time.monotonic() - began_s
+        return found
+
+
+def runs_page(runs: Runs, *, most_s: float = math.inf) -> JsonObject:
+    """Return runs and evals, newest change first; an unreadable one is listed with the reason.
+
+    Files that changed are read for at most about `most_s`, those of the newest runs first. Rows
+    that wait have a name and a state alone, and `index` says how many are read.
+    """
+    reading = _Reading(most_s)
+    changed = [(one.changed_s(), one) for one in runs.look()]
+    found: list[JsonObject] = []
+    evals: list[JsonObject] = []
+    for changed_s, one in sorted(changed, key=lambda each: (-each[0], each[1].key)):
+        rows = evals if isinstance(one, OneEval) else found
+        rows.append({**_row(one, reading), "changed_s": changed_s})
     return {
         "page": "runs",
         "folders": [str(folder) for folder in runs.folders],
         "left_out": [str(link) for link in runs.left_out()],
-        "runs": sorted(found, key=_newest_first),
+        "runs": found,
         "seeds": _seeds(found),
-        "evals": sorted(evals, key=_newest_first),
+        "evals": evals,
+        "index": {
+            "files_done": len(changed) - reading.num_unread,
+            "files_total": len(changed),
+            "is_complete": not reading.num_unread,
+            "problems": [],
+        },
     }
 
 
-def _newest_first(row: JsonObject) -> tuple[float, str]:
-    return -row["changed_s"], row["key"]
-
-
-def _row(one: OneRun, facts: Callable[[OneRun], JsonObject], names: Sequence[str]) -> JsonObject:
-    base: JsonObject = {"key": one.key, "folder": str(one.opened), "changed_s": one.changed_s()}
+def _row(one: OneRun, reading: _Reading) -> JsonObject:
+    is_eval = isinstance(one, OneEval)
+    row: JsonObject = {
+        **{"key": one.key, "folder": str(one.opened), "environments": [], "error": None},
+        **dict.fromkeys(_OF_EVAL if is_eval else _OF_RUN),
+    }
     try:
-        return {**base, **facts(one), "error": None}
+        return row | (_facts_of_eval(one, reading) if is_eval else _facts_of_run(one, reading))
     except (TelescopeError, OSError) as error:
-        name: JsonObject = {"name": one.path.name, "state": "unreadable", "environments": []}
-        return {**base, **name, **dict.fromkeys(names), "error": str(error)}
+        return {**row, "name": one.path.name, "state": "unreadable", "error": str(error)}
 
 
-def _facts_of_run(run: OneRun) -> JsonObject:
+def _facts_of_run(run: OneRun, reading: _Reading) -> JsonObject:
     info = run.info()
-    files = ("run.json", "config.json", "metrics.jsonl")
 
     def read() -> JsonObject:
         steps, values = run.course.reward()
         return {
-            "name": info.name,
             "reason": info.reason,
             "started_at": info.started_at,
             "ended_at": info.ended_at,
@@ -73,17 +110,19 @@ def _facts_of_run(run: OneRun) -> JsonObject:
             "reward": values[-1] if values else None,
             "recent_reward": statistics.fmean(values[-RECENT:]) if values else None,
             "curve": curve(steps, values, points=_POINTS),
-            "seeds": seeds_of(info.name, run.path),
         }
 
-    # Whether its process is there says no file.
-    return {**run.kept(_stamps(run, files), read), "state": info.observed_state.value}
+    return {
+        **(reading.kept(run, ("run.json", "config.json", "metrics.jsonl"), read) or {}),
+        "name": info.name,
+        "seeds": seeds_of(info.name, run.path),
+        # Whether its process is there says no file.
+        "state": info.observed_state.value,
+    }
 
 
-def _facts_of_eval(one: OneRun) -> JsonObject:
-    assert isinstance(one, OneEval), "only evals are in the list of evals"
+def _facts_of_eval(one: OneEval, reading: _Reading) -> JsonObject:
     brief = one.brief()
-    files = ("eval.json", "results.json", "rollouts.jsonl")
 
     def read() -> JsonObject:
         result = result_of(one.place)
@@ -107,11 +146,8 @@ def _facts_of_eval(one: OneRun) -> JsonObject:
         same = ("environment", "model", "num_tasks", "num_rollouts", "num_scored", "num_failed")
         return found | {name: getattr(result, name) for name in same} | main_estimate(result)
 
-    return {**one.kept(_stamps(one, files), read), **brief}
-
-
-def _stamps(one: OneRun, names: Sequence[str]) -> list[Stamp | None]:
-    return [stamp_of(one.path / name) for name in names]
+    kept = reading.kept(one, ("eval.json", "results.json", "rollouts.jsonl"), read)
+    return {**(kept or {}), **brief}
 
 
 def seeds_of(name: str, path: Path) -> str | None:

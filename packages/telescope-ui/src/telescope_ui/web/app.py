@@ -59,6 +59,9 @@ _OF_REPORT = {
 }
 """Reports may be written by others, so they are shown without scripts and without an origin."""
 
+_LIST_S = 0.25
+"""Time to read what is new in the list of runs, before it is shown without the rest."""
+
 
 class _PagePart(Convertor[str]):
     """One part of a path, which arrives escaped."""
@@ -105,7 +108,7 @@ def _answer(value: JsonObject) -> Response:
 def _add_lists(app: FastAPI, runs: Runs, database: Database) -> None:
     @app.get("/")
     def _runs(asked: Annotated[asked_for.NoParameters, Query()]) -> Response:
-        return _answer(runs_page(runs))
+        return _answer(runs_page(runs, most_s=_LIST_S))
 
     @app.get("/compare")
     def _compare(asked: Annotated[asked_for.CompareParameters, Query()]) -> Response:

@@ -75,8 +75,8 @@ export function IndexNote({ index, what = "steps are in, the newest first" }: { 
     <>
       {!is_complete && (
         <p class="note" role="status">
-          Reading the run: {files_done} of {files_total} {what}.{" "}
-          <progress max={files_total} value={files_done} aria-label="steps that are read" />
+          Reading: {files_done} of {files_total} {what}.{" "}
+          <progress max={files_total} value={files_done} aria-label="what is read" />
         </p>
       )}
       {problems.map((problem) => (

@@ -72,6 +72,7 @@ export interface RunsPage {
   runs: RunEntry[];
   seeds: Seeds[];
   evals: EvalEntry[];
+  index: IndexState;
 }
 
 export interface RunVerdict {

@@ -1,7 +1,7 @@
 import { Link } from "../components/Link.tsx";
 import { LongTable, type LongColumn } from "../components/LongTable.tsx";
 import { Spark } from "../components/Spark.tsx";
-import { Empty, Ready, State } from "../components/States.tsx";
+import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
 import { formatAgo, formatIso, formatNumber, plural } from "../lib/format.ts";
@@ -23,7 +23,7 @@ export function Runs({ address, query }: PageProps) {
   return (
     <Ready loaded={loaded}>
       {(data) => {
-        const { runs, evals, folders, left_out } = data;
+        const { runs, evals, folders, left_out, index } = data;
         return (
           <>
             <div class="head">
@@ -33,6 +33,7 @@ export function Runs({ address, query }: PageProps) {
                 {evals.length > 0 && ` and ${plural(evals.length, "eval")}`} in {folders.join(", ")}
               </span>
             </div>
+            <IndexNote index={index} what="runs and evals, the newest first" />
             {left_out.length > 0 && (
               <p class="note">
                 Not followed, as they lead out of the folders: {left_out.join(", ")}. <code>telescope ui TARGET</code> shows
