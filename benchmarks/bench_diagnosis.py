@@ -62,15 +62,17 @@ the tasks a little before. They lack Ray and environments in processes of their 
 
 def make_models(folder: Path, seed: int) -> dict[str, Path]:
     """Return the models that runs begin with; those in `folder` are taken as they are."""
-    models = {name: folder / name for name in ("start", "caller")}
+    models = {name: folder / name for name in ("start", "caller", "writer")}
     mix = {
         "start": tuple(SftEnvironment(name=f"{TASKS}:{n}", weight=w) for n, w in START.items()),
         "caller": (SftEnvironment(name=f"{TASKS}:Calls"),),
+        "writer": (SftEnvironment(name=f"{TASKS}:Alphabet"),),
     }
     steps = {
         "start": {"number_of_steps": 400, "batch_size": 64, "stop_at_accuracy": 0.35},
         # Its few calls are learned by heart; the prompts that list its tool are long.
         "caller": {"number_of_steps": 200, "batch_size": 8, "stop_at_accuracy": 0.5},
+        "writer": {"number_of_steps": 200, "batch_size": 16, "stop_at_accuracy": 0.5},
     }
     for name, path in models.items():
         if not path.exists():
@@ -136,11 +138,12 @@ def play(
             patches.CHANCE.seed(seed)
             try:
                 with ExitStack() as others:
-                    more = [
-                        others.enter_context(running(replace(settings, port=0)))
-                        for _ in range(1, case.num_servers)
+                    of_all = [] if case.vllm else servers
+                    own = replace(settings, port=0, more_arguments=case.vllm)
+                    asked = [*of_all] + [
+                        others.enter_context(running(own))
+                        for _ in range(len(of_all), case.num_servers if case.needs_servers else 0)
                     ]
-                    asked = [*servers, *more]
                     outcome = asyncio.run(
                         run(case, asked, models[case.model], seed=seed + more_seed, keep=keep)
                     )

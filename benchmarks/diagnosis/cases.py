@@ -88,6 +88,16 @@ class LeakySums(tasks.Sums):
         )
 
 
+class RenamedLeak(LeakySums):
+    """Its evals have them under other ids."""
+
+    def examples(self, split: Any) -> Any:
+        """Return the same sums, with ids of the split."""
+        found = super().examples(split)
+        examples = [found.example(at) for at in range(found.num_examples)]
+        return tasks.ListSource([replace(one, id=f"{split}:{one.id}") for one in examples])
+
+
 GRADERS = (
     Case(
         name="grader says yes",
@@ -192,6 +202,15 @@ DATA = (
                 "evals": [{"name": "sums", "separate_eval_samples": True, "num_samples": 64}],
                 "eval_after_training": True,
             }
+        ),
+    ),
+    Case(
+        name="leak under other ids",
+        what="the evals have all of the examples that are trained on, with ids of their own",
+        expects=("eval leak",),
+        tasks=lambda: {"sums": RenamedLeak()},
+        settings=settings(
+            evals={"evals": [{"name": "sums", "num_samples": 30}], "eval_before_training": True}
         ),
     ),
     Case(
@@ -466,6 +485,23 @@ ENGINE = (
         expects=("lost servers",),
         num_servers=2,
         plant=patches.killed,
+    ),
+    Case(
+        name="small cache",
+        what="the server's cache has room for a tenth of the answers, which are long",
+        expects=("full caches",),
+        tasks=lambda: {"letters": tasks.Alphabet()},
+        settings=settings(
+            # A reading of the cache a second, so that a step has to take several.
+            rollout={"max_tokens": 80, "prompts_batch_size_for_trainer": 32},
+            inference={"max_model_len": 256},
+        ),
+        vllm=(
+            *("--max-model-len", "256", "--block-size", "32"),
+            *("--num-gpu-blocks-override", "40"),
+        ),
+        model="writer",
+        steps=18,
     ),
     Case(
         name="server hangs",

@@ -1,6 +1,6 @@
 """One run of the real loop, over a live vLLM server, with a fault that may be planted on the way.
 
-Everything but Ray is what `telescope train` uses: sampler, seats, token-exact policy, credit, the
+Everything but Ray is what `telescope train` uses: sampler, slots, token-exact policy, credit, the
 trainer of one rank, and weights that are sent to the server after each step. The trainer is in this
 process, so that one server serves all runs: each begins by sending its own first weights. Without a
 server, an engine in this process samples from the same weights (`local_engine`).
@@ -29,6 +29,7 @@ from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.diagnostics.engine_check import check_engine
+from telescope_train.evals.live import LiveEvals
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool
@@ -38,6 +39,7 @@ from telescope_train.models.facts import read_model_facts
 from telescope_train.plan.checks.config import check_config
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.slots import Concurrency, Slots
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
@@ -70,6 +72,7 @@ class Running:
     pool: ServerPool | LocalEngine
     publisher: WeightPublisher | LocalEngine
     worker: TrainerWorker
+    slots: Slots
     servers: Sequence[ServerProcess]
     """Those that rollouts ask; none = the engine in this process."""
 
@@ -99,6 +102,13 @@ class Case:
     model: str = "start"
     """Which of the models it begins with."""
     num_servers: int = 1
+    vllm: tuple[str, ...] = ()
+    """Arguments of vLLM for a server of its own, in place of the one of all runs."""
+
+    @property
+    def needs_servers(self) -> bool:
+        """Whether it cannot be played by an engine in this process."""
+        return self.num_servers > 1 or bool(self.vllm)
 
     @property
     def planted_after(self) -> int:
@@ -204,9 +214,13 @@ async def run(
             check_config(config)
             running = await _open(case, config, servers, folder / "run", stack)
             with ExitStack() as planted:
+                thrown_out = 0
 
                 async def after_step(step: int, row: dict[str, float]) -> None:
-                    watched.after_step(step, row | running.parts.take_known())
+                    nonlocal thrown_out
+                    before, thrown_out = thrown_out, running.slots.num_thrown_out
+                    new = {"servers/thrown_out": float(thrown_out - before)}
+                    watched.after_step(step, row | running.parts.take_known() | new)
                     if case.plant is not None and step == case.planted_after:
                         planted.enter_context(case.plant(running))
 
@@ -251,6 +265,8 @@ async def _open(
     attempts = Attempts.from_config(config, NoEvents(), num_servers=max(1, len(servers)))
     if servers:
         pool = ServerPool([TokenClient(server.root) for server in servers])
+        reading = asyncio.create_task(Concurrency.from_config(config, attempts.slots, pool).run())
+        stack.callback(reading.cancel)
         publisher = WeightPublisher(pool, ranks, in_flight=config.scheduling.in_flight_update)
         await publisher.connect()
         await publisher.restore(0)
@@ -276,6 +292,13 @@ async def _open(
     sampler = make_sampler(config, mix, source, attempts, prepare=source.prepare)
     stack.push_async_callback(sampler.close)
     facts = read_model_facts(config.model.model)
+    run_folder = RunFolder.create(folder, config=config.model_dump(mode="json"))
+    live = LiveEvals(
+        config=config, environments=evals, policies=source, folder=run_folder, concurrency=64
+    )
+    if config.evals.eval_before_training:
+        for entry in config.evals.evals:
+            await live.play(entry, "before")
     parts = LoopParts(
         config=config,
         rules=credit_rules(config, mix, vocab_size=facts.vocab_size),
@@ -283,7 +306,7 @@ async def _open(
         sampler=sampler,
         trainer=ranks,
         publisher=publisher,
-        folder=RunFolder.create(folder, config=config.model_dump(mode="json")),
+        folder=run_folder,
         machine=Machine(
             facts=facts,
             seq_len=config.trainer.seq_len,
@@ -292,6 +315,7 @@ async def _open(
         ),
         streams_gradients=streams_gradients(config),
         take_known=lambda: {"servers/lost": float(pool.num_lost)},
+        held_out=live.questions,
     )
     return Running(
         config=config,
@@ -300,5 +324,6 @@ async def _open(
         pool=pool,
         publisher=publisher,
         worker=worker,
+        slots=attempts.slots,
         servers=servers,
     )

@@ -90,6 +90,18 @@ class Backwards(Task):
         return Example(id=letters, prompt=f"<{letters}", answer=letters[::-1])
 
 
+class Alphabet(Task):
+    """Go on with the alphabet, round and round, for 64 letters."""
+
+    def draw(self, random: random.Random) -> Example:
+        """Return two letters to begin behind; the second one only makes more examples."""
+        first, other = random.choices(LETTERS, k=2)
+        at = LETTERS.index(first) + 1
+        return Example(
+            id=first + other, prompt=f">{other}{first}", answer=(4 * LETTERS)[at : at + 64]
+        )
+
+
 class Vowels(Task):
     """Write vowels; no two answers earn the same, and none is wrong altogether."""
 

@@ -7,6 +7,7 @@ often a good run is accused.
 
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 
 from telescope_core.diagnosis import of_rewards
 from telescope_core.diagnosis.finding import Finding, Kind
@@ -328,6 +329,17 @@ def _while_waiting(part: str, of: str, history: History) -> Series:
     return [(step, share if waits.get(step, 0.0) > 0.6 else 0.0) for step, share in shares]
 
 
+def _thrown_out(history: History) -> Series:
+    """Return the share of rollouts that are thrown out in four steps, while something waits.
+
+    Four, because the driver lowers the number of requests when a cache is full, and raises it again
+    over the next seconds.
+    """
+    shares = _while_waiting("servers/thrown_out", "rollouts/total", history)
+    windows = [shares[at - 4 : at] for at in range(4, len(shares) + 1)]
+    return [(window[-1][0], fmean(one for _, one in window)) for window in windows]
+
+
 def _step_share(metric: str, history: History) -> Series:
     """Return the share of two steps' time that one part takes; 0 if it is less than a second.
 
@@ -626,16 +638,15 @@ RULES: tuple[Rule, ...] = (
         least=5,
     ),
     Rule("full caches", Kind.SLOW, "Do requests keep their cache?").in_a_row(
-        "The trainer waits for rollouts, and servers threw requests out of full key-value caches "
-        "in each step: fewer requests fit into them than could be computed at once.",
+        "The trainer waits for rollouts, and servers throw requests out of full key-value caches "
+        "again and again: fewer requests fit into them than could be computed at once.",
         "Raise gpu_memory_utilization or the number of servers, or lower max_tokens or "
         "max_concurrent_prompts_per_server; the page of meters has vllm/kv_cache_used_share.",
         "servers/thrown_out",
         "time/generate_s",
-        # The driver lowers the number of requests when a cache is full, so they are never many.
         holds=lambda share: share > 0.02,
         least=5,
-        series=partial(_while_waiting, "servers/thrown_out", "rollouts/total"),
+        series=_thrown_out,
     ),
     Rule("slow weights", Kind.SLOW, "Do weights take long?").in_a_row(
         "Sending weights took more than a quarter of each step.",
