@@ -72,12 +72,12 @@ def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(0 if state is RunState.FINISHED else 1)
 
 
-def find_run(name: str, runs: Path = Path("runs")) -> Path:
+def find_run(name: str) -> Path:
     """Return the folder of a run by its path, or by its name in `runs`.
 
     Raises ConfigError with the nearest names if there is none.
     """
-    path = Path(name)
+    path, runs = Path(name), Path("runs")
     if path.is_dir():
         return path
     known = _known(runs)

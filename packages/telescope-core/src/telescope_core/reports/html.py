@@ -25,10 +25,10 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
     return f'<div class="facts">{"".join(cells)}</div>'
 
 
-def figure(title: str, chart: str, *, note: str = "", extra: str = "") -> str:
-    """Return a chart with its title; `note` goes under the title, the HTML `extra` below."""
+def figure(title: str, chart: str, *, note: str = "") -> str:
+    """Return a chart with its title, and `note` under the title."""
     small = f"<small>{escape(note)}</small>" if note else ""
-    return f"<figure><figcaption>{escape(title)}{small}</figcaption>{chart}{extra}</figure>"
+    return f"<figure><figcaption>{escape(title)}{small}</figcaption>{chart}</figure>"
 
 
 def keys(entries: Sequence[tuple[str, int]]) -> str:

@@ -10,15 +10,15 @@ NUM_SAMPLES = 100
 """Rollouts in the report of a run or an eval."""
 
 
-def run_samples(run: RunFolder, count: int = NUM_SAMPLES) -> list[RolloutRow]:
-    """Return `count` rollouts of `run`, half from its first step and half from its last."""
+def run_samples(run: RunFolder) -> list[RolloutRow]:
+    """Return rollouts of `run`, half from its first step and half from its last."""
     steps = run.rollout_steps()
     if not steps:
         return []
     if len(steps) == 1:
-        return pick(run.rollouts(steps, with_tokens=False), count)
-    early = pick(run.rollouts(steps[:1], with_tokens=False), (count + 1) // 2)
-    return early + pick(run.rollouts(steps[-1:], with_tokens=False), count - len(early))
+        return pick(run.rollouts(steps, with_tokens=False), NUM_SAMPLES)
+    early = pick(run.rollouts(steps[:1], with_tokens=False), NUM_SAMPLES // 2)
+    return early + pick(run.rollouts(steps[-1:], with_tokens=False), NUM_SAMPLES - len(early))
 
 
 def pick(rows: Sequence[RolloutRow], count: int) -> list[RolloutRow]:

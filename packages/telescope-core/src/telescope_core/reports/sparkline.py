@@ -8,26 +8,16 @@ _BLOCKS = "".join(chr(code) for code in range(0x2581, 0x2589))
 """Eight bars of rising height."""
 
 
-def sparkline(
-    values: Sequence[float | None],
-    *,
-    width: int = 40,
-    low: float | None = None,
-    high: float | None = None,
-) -> str:
-    """Return `values` as bars, averaged into at most `width` of them; gaps become spaces.
-
-    `low` and `high` set the scale, which otherwise spans the values.
-    """
+def sparkline(values: Sequence[float | None], *, width: int = 40) -> str:
+    """Return `values` as bars, averaged into at most `width` of them; gaps become spaces."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     cells = [_mean(values[start:end]) for start, end in pairwise(edges)]
     known = [value for value in cells if value is not None]
     if not known:
         return ""
-    bottom = min(known) if low is None else low
-    top = max(known) if high is None else high
-    return "".join(" " if value is None else _bar(value, bottom, top) for value in cells)
+    low, high = min(known), max(known)
+    return "".join(" " if value is None else _bar(value, low, high) for value in cells)
 
 
 def columns(values: Sequence[float | None], *, height: int, high: float) -> list[str]:

@@ -96,10 +96,9 @@ def interval_chart(
     *,
     label: str,
     x_range: tuple[float, float] = (0.0, 1.0),
-    width: int = 460,
 ) -> str:
     """Return a chart with one dot and its interval per row, on a shared axis."""
-    row_height, top, bottom = 46, 0, 30
+    width, row_height, top, bottom = 460, 46, 0, 30
     height = top + row_height * len(rows) + bottom
     low, high = x_range
 
@@ -137,8 +136,9 @@ def _interval(row: IntervalRow, x: Callable[[float], float], *, y: float, width:
     return "".join(parts)
 
 
-def stacked_bar(parts: Sequence[tuple[str, float]], *, label: str, width: int = 960) -> str:
+def stacked_bar(parts: Sequence[tuple[str, float]], *, label: str) -> str:
     """Return one bar with a piece per (name, size); a piece's tooltip gives its share."""
+    width = 960
     total = sum(size for _, size in parts) or 1.0
     pieces: list[str] = []
     x = 0.0
@@ -161,11 +161,11 @@ def standalone(svg: str) -> str:
     return f"{head}><style>{CHART_STYLE}</style>{background}{rest}\n"
 
 
-def ticks_of(low: float, high: float, *, about: int = 5, outwards: bool = False) -> list[float]:
-    """Return about `about` round numbers in [low, high]; with `outwards`, they also enclose it."""
+def ticks_of(low: float, high: float, *, outwards: bool = False) -> list[float]:
+    """Return about five round numbers in [low, high]; with `outwards`, they also enclose it."""
     if not high > low:
         return [low]
-    rough = (high - low) / about
+    rough = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * unit >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

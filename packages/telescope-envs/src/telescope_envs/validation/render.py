@@ -38,12 +38,12 @@ def as_text(report: Report, marks: Marks = PLAIN) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def evidence_text(report: Report, marks: Marks = PLAIN) -> str:
+def evidence_text(report: Report) -> str:
     """Return findings of checks and inconclusive checks, without those that passed."""
     lines: list[str] = []
     for check in report.checks:
         if check.evidence:
-            lines += _finding_lines(check, marks)
+            lines += _finding_lines(check, PLAIN)
         elif check.outcome is Outcome.INCONCLUSIVE:
             said = f"{check.id}: {check.outcome}. {check.reason}"
             lines += _wrapped(said, f"  {_LEFT_OUT} ")

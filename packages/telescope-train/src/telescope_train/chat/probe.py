@@ -119,9 +119,9 @@ def probe_template(renderer: Renderer) -> TemplateReport:
     )
 
 
-def _is_taken(renderer: Renderer, messages: Sequence[Message], *, tools: Tools = ()) -> bool:
+def _is_taken(renderer: Renderer, messages: Sequence[Message]) -> bool:
     try:
-        renderer.text(messages, tools=tools, add_generation_prompt=True)
+        renderer.text(messages, add_generation_prompt=True)
     except ConfigError:
         return False
     return True

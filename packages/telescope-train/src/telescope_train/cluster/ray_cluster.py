@@ -431,13 +431,13 @@ async def answer(
         waiting.cancel()
 
 
-async def is_back(ask: Callable[[], Any], *, bound_s: float = UNREACHABLE_S) -> bool:
+async def is_back(ask: Callable[[], Any]) -> bool:
     """Return whether an actor that could not be reached answers `ask` again.
 
-    False as soon as Ray knows that it or its node is dead, and after `bound_s` seconds.
+    False as soon as Ray knows that it or its node is dead, and after `UNREACHABLE_S` seconds.
     """
     try:
-        async with asyncio.timeout(bound_s):
+        async with asyncio.timeout(UNREACHABLE_S):
             while True:
                 try:
                     await ask()

@@ -513,13 +513,10 @@ def serve_model(
     model_path: str,
     *,
     log_path: Path,
-    port: int = 0,
-    max_model_len: int | None = None,
     chat_template: Path | None = None,
 ) -> Iterator[ServedModel]:
-    """Serve `model_path` until the context ends, on a free port if `port` is 0.
+    """Serve `model_path` on a free port until the context ends.
 
-    `max_model_len`: tokens of prompt and answer together; None = the model's own limit.
     `chat_template`: a file; None = the model's own template. Raises ProcessDiedError at the end if
     the server has died meanwhile.
     """
@@ -528,13 +525,11 @@ def serve_model(
     settings = ServerSettings(
         model_path=model_path,
         more_arguments=tool_call_arguments(template or ""),
-        port=port,
         secret=secrets.token_urlsafe(32),
         log_path=log_path,
         device=device,
         num_threads=max(1, usable_cores() - 1),
         dtype="float32" if device == "cpu" else "auto",
-        max_model_len=max_model_len,
         chat_template=chat_template,
     )
     with running(settings) as server:

@@ -254,9 +254,9 @@ def print_secrets(name: str, secrets: Sequence[str]) -> None:
     Console(stderr=True).print(Text(secrets_line(name, secrets, os.environ)), soft_wrap=True)
 
 
-def print_notes(notes: Sequence[str], *, console: Console | None = None) -> None:
+def print_notes(notes: Sequence[str]) -> None:
     """Print the notes about a run that starts."""
-    console = console or Console()
+    console = Console()
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 

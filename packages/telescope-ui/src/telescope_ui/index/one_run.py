@@ -105,14 +105,14 @@ class OneRun:
             self._kept = stamps, read()
         return self._kept[1]
 
-    def setting(self, name: str, default: Any = None) -> Any:
-        """Return the setting `section.key`."""
+    def setting(self, name: str) -> Any:
+        """Return the setting `section.key`; None if it is not known."""
         value: Any = self.config()
         for part in name.split("."):
             if not isinstance(value, dict):
-                return default
+                return None
             value = cast(dict[str, Any], value).get(part)
-        return default if value is None else value
+        return value
 
     def line_problems(self) -> list[str]:
         """Return what is left out of the small files of JSON lines, each as a sentence."""
