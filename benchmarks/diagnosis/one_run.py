@@ -107,8 +107,11 @@ class Case:
 
     @property
     def needs_servers(self) -> bool:
-        """Whether it cannot be played by an engine in this process."""
-        return self.num_servers > 1 or bool(self.vllm)
+        """Whether it is played over vLLM even where an engine in this process samples for others.
+
+        That engine is slow where answers are long: the run would wait for it, as a rule then says.
+        """
+        return self.num_servers > 1 or self.model != "start"
 
     @property
     def planted_after(self) -> int:

@@ -4,7 +4,7 @@ The amount that is read and kept is limited, however large a file is, and the re
 left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -64,12 +64,9 @@ class NewRows(Generic[Row]):
             try:
                 yield from self._decoder.decode_lines(block)
             except (ValueError, RecursionError):
-                yield from self._decoded(block.split(b"\n"))
-
-    def _decoded(self, lines: Sequence[bytes]) -> Iterator[Row]:
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                yield self._decoder.decode(line)
+                for line in block.split(b"\n"):
+                    with suppress(ValueError, RecursionError):
+                        yield self._decoder.decode(line)
 
 
 class JsonLines:

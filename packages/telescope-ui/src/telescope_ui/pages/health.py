@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from telescope_core.reports.before_after import AFTER, BEFORE
 from telescope_core.reports.overview import edge_means
-from telescope_core.reports.train_sections import TIME_PARTS
+from telescope_core.reports.train_report import TIME_PARTS
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.index.one_run import OneRun
 

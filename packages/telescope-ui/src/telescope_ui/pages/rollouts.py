@@ -13,7 +13,6 @@ from telescope_ui.index import queries
 from telescope_ui.index.block_tables import block_files, block_source, source_of
 from telescope_ui.index.filters import Condition, Filters, condition_of
 from telescope_ui.index.one_run import OneRun
-from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.search import Cursor, Search
 
 _EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
@@ -43,7 +42,8 @@ def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) ->
         )
         answer = {"total": queries.count(run.index, condition), "columns": rows}
     answer["columns"] = with_addresses(run, answer["columns"])
-    choices = {**_choices(run.index), "server": servers_of(run, database)}
+    choices = run.index.remembered("choices", lambda: queries.choices(run.index))
+    choices = {**choices, "server": servers_of(run, database)}
     steps = queries.steps(run.index)
     return {
         "page": "rollouts",
@@ -64,10 +64,6 @@ def _hints(asked: RolloutsParameters, choices: JsonObject, steps: JsonObject) ->
     hints = list(unfit({name: getattr(asked, name) for name in few}, few))
     of_steps = unfit_steps(asked.step_from, asked.step_to, steps)
     return hints if of_steps is None else [*hints, of_steps]
-
-
-def _choices(index: RunIndex) -> JsonObject:
-    return index.remembered("choices", lambda: queries.choices(index))
 
 
 def with_addresses(run: OneRun, columns: JsonObject) -> JsonObject:

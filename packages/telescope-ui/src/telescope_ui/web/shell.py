@@ -42,20 +42,15 @@ class Shell:
             message = f"format: expected one of {', '.join(_FORMATS)}, got {formats[0]!r}"
             await error_response(400, message)(scope, receive, send)
             return
-        wanted = formats[-1] if formats else _accepted(Headers(scope=scope))
+        is_json = "application/json" in Headers(scope=scope).get("accept", "")
+        wanted = formats[-1] if formats else "json" if is_json else "html"
         if wanted == "html" and not raw.startswith(_ALWAYS_DATA) and not raw.endswith(_NO_PAGES):
-            await Response(self._page(), media_type="text/html")(scope, receive, send)
+            page = Response(self._index.read_bytes(), media_type="text/html")
+            await page(scope, receive, send)
             return
         kept = urlencode([pair for pair in pairs if not _is_ours(pair[0])])
         await self._app({**scope, "path": raw, "query_string": kept.encode()}, receive, send)
 
-    def _page(self) -> bytes:
-        return self._index.read_bytes()
-
 
 def _is_ours(name: str) -> bool:
     return name == "format" or name.startswith(_OF_FRONT_END)
-
-
-def _accepted(headers: Headers) -> str:
-    return "json" if "application/json" in headers.get("accept", "") else "html"
