@@ -13,16 +13,11 @@ if TYPE_CHECKING:
 
 VERBS = {
     "install": Verb(
-        target="telescope_cli.agent:install_command",
-        help="Install an agent program into a virtual environment of its own.",
+        ".agent:install_command", "Install an agent program into a virtual environment of its own."
     ),
-    "list": Verb(
-        target="telescope_cli.agent:list_command",
-        help="List the agent programs, and which are installed.",
-    ),
+    "list": Verb(".agent:list_command", "List the agent programs, and which are installed."),
     "uninstall": Verb(
-        target="telescope_cli.agent:uninstall_command",
-        help="Remove what was installed for an agent program.",
+        ".agent:uninstall_command", "Remove what was installed for an agent program."
     ),
 }
 EPILOG = """Examples:

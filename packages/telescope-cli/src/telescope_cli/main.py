@@ -1,6 +1,5 @@
 """The `telescope` command: a table of verbs, each imported only when it is called.
 
-A verb is one line of `VERBS`. Its target is a typer app, or a function that becomes one command.
 This file also holds the boundary where an error becomes a message and an exit code.
 """
 
@@ -26,81 +25,68 @@ from telescope_core.base.interrupts import Interrupted, asked, taken
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 VERBS = {
-    "agent": Verb(
-        target="telescope_cli.agent:app",
-        help="Install agent programs that play environments in sandboxes.",
-    ),
+    "agent": Verb(".agent:app", "Install agent programs that play environments in sandboxes."),
     "compare": Verb(
-        target="telescope_cli.compare:compare_command",
-        help="Compare two runs: settings that differ, evals and rewards in pairs.",
+        ".compare:compare_command",
+        "Compare two runs: settings that differ, evals and rewards in pairs.",
     ),
-    "env": Verb(
-        target="telescope_cli.env.app:app", help="Find, install, check and remove environments."
-    ),
+    "env": Verb(".env.app:app", "Find, install, check and remove environments."),
     "eval": Verb(
-        target="telescope_cli.eval.command:eval_command",
-        help="Measure a model on an environment: pass@k with intervals.",
+        ".eval.command:eval_command",
+        "Measure a model on an environment: pass@k with intervals.",
         takes_settings=True,
     ),
     "eval compare": Verb(
-        target="telescope_cli.eval.compare:compare_command",
-        help="Compare two evals of the same examples, paired by example.",
+        ".eval.compare:compare_command",
+        "Compare two evals of the same examples, paired by example.",
     ),
     "export": Verb(
-        target="telescope_cli.export:export_command",
-        help="Convert checkpoints to Hugging Face format, and push them to the Hub.",
+        ".export:export_command",
+        "Convert checkpoints to Hugging Face format, and push them to the Hub.",
         needs="telescope_train",
     ),
-    "hub": Verb(
-        target="telescope_cli.hub.app:app",
-        help="Manage a registry of environments: check, render and serve it.",
-    ),
+    "hub": Verb(".hub.app:app", "Manage a registry of environments: check, render and serve it."),
     "model": Verb(
-        target="telescope_cli.model:app",
-        help="Bring models of other formats into the one that is trained and served.",
+        ".model:app",
+        "Bring models of other formats into the one that is trained and served.",
         needs="telescope_train",
     ),
     "rescore": Verb(
-        target="telescope_cli.rescore:rescore_command",
-        help="Grade the rollouts of a run with another version of an environment.",
+        ".rescore:rescore_command",
+        "Grade the rollouts of a run with another version of an environment.",
         takes_settings=True,
     ),
-    "sandbox": Verb(
-        target="telescope_cli.sandbox:app",
-        help="Check the sandboxes in which programs of models run.",
-    ),
+    "sandbox": Verb(".sandbox:app", "Check the sandboxes in which programs of models run."),
     "sft": Verb(
-        target="telescope_cli.sft:sft_command",
-        help="Train on gold answers of environments, or on a dataset of conversations.",
+        ".sft:sft_command",
+        "Train on gold answers of environments, or on a dataset of conversations.",
         takes_settings=True,
         needs="telescope_train",
     ),
     "simulate": Verb(
-        target="telescope_cli.simulate:simulate_command",
-        help="Estimate what a run would do on GPUs that are not here.",
+        ".simulate:simulate_command",
+        "Estimate what a run would do on GPUs that are not here.",
         takes_settings=True,
         needs="telescope_train",
     ),
     "train": Verb(
-        target="telescope_cli.train:train_command",
-        help="Train a model with reinforcement learning on environments.",
+        ".train:train_command",
+        "Train a model with reinforcement learning on environments.",
         takes_settings=True,
         needs="telescope_train",
     ),
     "ui": Verb(
-        target="telescope_cli.ui:ui_command",
-        help="Serve the data of runs: curves, rollouts, tokens, timelines, logs.",
+        ".ui:ui_command",
+        "Serve the data of runs: curves, rollouts, tokens, timelines, logs.",
         needs="telescope_ui",
-        extra="ui",
     ),
     "doctor": Verb(
-        target="telescope_cli.doctor:doctor_command",
-        help="Say what went wrong in a run, and what to try.",
-        needs="telescope_core",
+        ".doctor:doctor_command",
+        "Say what went wrong in a run, and what to try.",
     ),
     "watch": Verb(
-        target="telescope_cli.watch:watch_command",
-        help="Watch a run that goes on, from any terminal.",
+        ".watch:watch_command",
+        "Watch a run that goes on, from any terminal.",
         needs="telescope_train",
     ),
 }

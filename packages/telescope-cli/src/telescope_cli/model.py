@@ -15,8 +15,8 @@ from telescope_core.base.errors import ConfigError
 DTYPES = ("float32", "bfloat16")
 VERBS = {
     "import": Verb(
-        target="telescope_cli.model:import_command",
-        help="Turn a GGUF file into a model folder that can be trained and served.",
+        ".model:import_command",
+        "Turn a GGUF file into a model folder that can be trained and served.",
         needs="telescope_train",
     ),
 }

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 VERBS = {
     "list": Verb(
-        target="telescope_cli.sandbox:list_command",
-        help="List the providers of sandboxes, and what each can give.",
+        ".sandbox:list_command", "List the providers of sandboxes, and what each can give."
     ),
     "check": Verb(
-        target="telescope_cli.sandbox:check_command",
-        help="Try on real sandboxes of a provider what every sandbox must do.",
+        ".sandbox:check_command", "Try on real sandboxes of a provider what every sandbox must do."
     ),
 }
 EPILOG = """Examples:
@@ -58,7 +56,7 @@ app = verb_app(
 def list_command(as_json: JsonOption = False) -> None:
     """List the providers of sandboxes, and what each can give here."""
     from telescope_core.sandboxes import open_provider, provider_names
-    from telescope_core.sandboxes.errors import SandboxUnavailableError
+    from telescope_core.sandboxes.protocol import SandboxUnavailableError
 
     rows: list[dict[str, Any]] = []
     for name in provider_names():

@@ -1,13 +1,10 @@
-"""Commands as tables of verbs: each verb's code is imported only when it is called.
-
-A verb is one line of a table. Its target is a typer app, or a function that becomes one command.
-"""
+"""Commands as tables of verbs: each verb's code is imported only when it is called."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from typing import Any, ClassVar
 
 import typer
@@ -15,19 +12,23 @@ from typer.core import TyperGroup
 from typer.main import get_command as build_command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verb:
     """One line of a table of verbs."""
 
     target: str
-    """`module:name` of a typer app or of a command function."""
+    """`module:name` of a typer app or of a command function; `.module` is one of this package."""
     help: str
+    _: KW_ONLY
     takes_settings: bool = False
     """Whether unknown `--section.key value` flags are passed to the verb, which checks them."""
     needs: str = ""
-    """Import name of the optional package that it needs; empty if none."""
-    extra: str = "train"
-    """Extra of telescope-cli that brings that package."""
+    """Import name of the optional package that it needs, `telescope_EXTRA`; empty if none."""
+
+    @property
+    def module(self) -> str:
+        """Name of the module of its target."""
+        return resolve_name(self.target.partition(":")[0], "telescope_cli")
 
 
 class VerbGroup(TyperGroup):
@@ -110,7 +111,7 @@ def verb_app(
 
 
 def _is_present(verb: Verb) -> bool:
-    return find_spec(verb.target.partition(":")[0]) is not None
+    return find_spec(verb.module) is not None
 
 
 def _load(name: str, verb: Verb) -> Any:
@@ -119,13 +120,12 @@ def _load(name: str, verb: Verb) -> Any:
 
         raise ConfigError(
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
-            f"run: pip install 'telescope-cli[{verb.extra}]'"
+            f"run: pip install 'telescope-cli[{verb.needs.removeprefix('telescope_')}]'"
         )
     from telescope_core.base.collector import rare_collections
 
-    module_name, _, attribute = verb.target.partition(":")
     with rare_collections():
-        target = getattr(import_module(module_name), attribute)
+        target = getattr(import_module(verb.module), verb.target.partition(":")[2])
     if not isinstance(target, typer.Typer):
         target = _single_command(target, takes_settings=verb.takes_settings)
     return command_of(target)

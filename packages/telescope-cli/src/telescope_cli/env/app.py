@@ -3,78 +3,48 @@
 from telescope_cli.verbs import Verb, verb_app
 
 VERBS = {
-    "search": Verb(
-        target="telescope_cli.env.search:search",
-        help="Find environments by name, tag and description.",
-    ),
+    "search": Verb(".env.search:search", "Find environments by name, tag and description."),
     "list": Verb(
-        target="telescope_cli.env.listing:list_environments",
-        help="List environments: installed, linked, locked, and in the registry.",
+        ".env.listing:list_environments",
+        "List environments: installed, linked, locked, and in the registry.",
     ),
     "info": Verb(
-        target="telescope_cli.env.info:info",
-        help="Describe one environment: rewards, settings, versions and usage.",
+        ".env.info:info", "Describe one environment: rewards, settings, versions and usage."
     ),
     "install": Verb(
-        target="telescope_cli.env.install:install",
-        help="Check environments against the registry and install them.",
+        ".env.install:install", "Check environments against the registry and install them."
     ),
-    "sync": Verb(
-        target="telescope_cli.env.sync:sync", help="Install exactly what telescope.lock lists."
-    ),
+    "sync": Verb(".env.sync:sync", "Install exactly what telescope.lock lists."),
     "update": Verb(
-        target="telescope_cli.env.update:update",
-        help="Update environments to newer releases, and show what changes.",
+        ".env.update:update", "Update environments to newer releases, and show what changes."
     ),
-    "link": Verb(
-        target="telescope_cli.env.link:link",
-        help="Use an environment from its project folder, for development.",
-    ),
-    "tree": Verb(
-        target="telescope_cli.env.tree:tree", help="Show what installed environments depend on."
-    ),
+    "link": Verb(".env.link:link", "Use an environment from its project folder, for development."),
+    "tree": Verb(".env.tree:tree", "Show what installed environments depend on."),
     "verify": Verb(
-        target="telescope_cli.env.verify:verify_environments",
-        help="Check installed environments: files, packages, lock and registry.",
+        ".env.verify:verify_environments",
+        "Check installed environments: files, packages, lock and registry.",
     ),
     "bundle": Verb(
-        target="telescope_cli.env.bundle:bundle",
-        help="Write one file from which environments install without network access.",
+        ".env.bundle:bundle",
+        "Write one file from which environments install without network access.",
     ),
-    "uninstall": Verb(
-        target="telescope_cli.env.install:uninstall", help="Remove installed environments."
-    ),
-    "init": Verb(
-        target="telescope_cli.env.project:init",
-        help="Create a project: a working environment with tests.",
-    ),
+    "uninstall": Verb(".env.install:uninstall", "Remove installed environments."),
+    "init": Verb(".env.project:init", "Create a project: a working environment with tests."),
     "validate": Verb(
-        target="telescope_cli.env.validate:validate",
-        help="Check an environment: files, loading, rewards, leaks and tools.",
+        ".env.validate:validate", "Check an environment: files, loading, rewards, leaks and tools."
     ),
     "check-grader": Verb(
-        target="telescope_cli.env.check_grader:check_grader",
-        help="Show which wrong answers, near the right one, a grader accepts.",
+        ".env.check_grader:check_grader",
+        "Show which wrong answers, near the right one, a grader accepts.",
     ),
     "export": Verb(
-        target="telescope_cli.env.export:export",
-        help="Write an environment's examples as task folders of Harbor.",
+        ".env.export:export", "Write an environment's examples as task folders of Harbor."
     ),
-    "build": Verb(
-        target="telescope_cli.env.project:build",
-        help="Build a project's wheel reproducibly, and inspect it.",
-    ),
-    "push": Verb(
-        target="telescope_cli.env.push:push",
-        help="Publish a project: build, check, validate, upload.",
-    ),
-    "yank": Verb(
-        target="telescope_cli.env.status:yank",
-        help="Withdraw one version, so that it is no longer chosen.",
-    ),
+    "build": Verb(".env.project:build", "Build a project's wheel reproducibly, and inspect it."),
+    "push": Verb(".env.push:push", "Publish a project: build, check, validate, upload."),
+    "yank": Verb(".env.status:yank", "Withdraw one version, so that it is no longer chosen."),
     "deprecate": Verb(
-        target="telescope_cli.env.status:deprecate",
-        help="Mark an environment as one that should no longer be used.",
+        ".env.status:deprecate", "Mark an environment as one that should no longer be used."
     ),
 }
 EPILOG = """Examples:

@@ -12,7 +12,7 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
-    "add": Verb(target="telescope_cli.hub.aliases:add", help="Give an environment a short name."),
+    "add": Verb(".hub.aliases:add", "Give an environment a short name."),
 }
 
 

@@ -3,49 +3,26 @@
 from telescope_cli.verbs import Verb, verb_app
 
 VERBS = {
-    "init": Verb(
-        target="telescope_cli.hub.init:init",
-        help="Create a registry: a folder to publish to.",
-    ),
-    "login": Verb(
-        target="telescope_cli.hub.login:login",
-        help="Store a token for a registry in the system keyring.",
-    ),
-    "logout": Verb(
-        target="telescope_cli.hub.login:logout", help="Remove a registry's token from the keyring."
-    ),
-    "check": Verb(
-        target="telescope_cli.hub.check:check",
-        help="Check a registry: records, wheels, names and git history.",
-    ),
+    "init": Verb(".hub.init:init", "Create a registry: a folder to publish to."),
+    "login": Verb(".hub.login:login", "Store a token for a registry in the system keyring."),
+    "logout": Verb(".hub.login:logout", "Remove a registry's token from the keyring."),
+    "check": Verb(".hub.check:check", "Check a registry: records, wheels, names and git history."),
     "render": Verb(
-        target="telescope_cli.hub.render:render_registry",
-        help="Write a registry as files for any static host, with pages for pip and uv.",
+        ".hub.render:render_registry",
+        "Write a registry as files for any static host, with pages for pip and uv.",
     ),
     "schemas": Verb(
-        target="telescope_cli.hub.schemas:schemas",
-        help="Write the JSON Schemas of a registry's files into the registry.",
+        ".hub.schemas:schemas", "Write the JSON Schemas of a registry's files into the registry."
     ),
     "serve": Verb(
-        target="telescope_cli.hub.serve:serve",
-        help="Serve a registry: its files, a simple index, publishing with tokens.",
+        ".hub.serve:serve", "Serve a registry: its files, a simple index, publishing with tokens."
     ),
     "namespace": Verb(
-        target="telescope_cli.hub.namespaces:app",
-        help="Add, list, suspend and restore the owners of a served registry.",
+        ".hub.namespaces:app", "Add, list, suspend and restore the owners of a served registry."
     ),
-    "token": Verb(
-        target="telescope_cli.hub.tokens:app",
-        help="Create, list and revoke the tokens of a served registry.",
-    ),
-    "alias": Verb(
-        target="telescope_cli.hub.aliases:app",
-        help="Give environments of a served registry a short name.",
-    ),
-    "audit": Verb(
-        target="telescope_cli.hub.audit:audit",
-        help="List who changed what in a served registry, and when.",
-    ),
+    "token": Verb(".hub.tokens:app", "Create, list and revoke the tokens of a served registry."),
+    "alias": Verb(".hub.aliases:app", "Give environments of a served registry a short name."),
+    "audit": Verb(".hub.audit:audit", "List who changed what in a served registry, and when."),
 }
 EPILOG = """Examples:
 

@@ -13,13 +13,12 @@ from telescope_core.base.errors import ConfigError
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
-    "add": Verb(target="telescope_cli.hub.namespaces:add", help="Add an owner."),
-    "list": Verb(target="telescope_cli.hub.namespaces:list_namespaces", help="List the owners."),
+    "add": Verb(".hub.namespaces:add", "Add an owner."),
+    "list": Verb(".hub.namespaces:list_namespaces", "List the owners."),
     "suspend": Verb(
-        target="telescope_cli.hub.namespaces:suspend",
-        help="Let an owner publish nothing, and refuse its tokens.",
+        ".hub.namespaces:suspend", "Let an owner publish nothing, and refuse its tokens."
     ),
-    "restore": Verb(target="telescope_cli.hub.namespaces:restore", help="Take a suspension back."),
+    "restore": Verb(".hub.namespaces:restore", "Take a suspension back."),
 }
 _KINDS = ("repository", "user", "key")
 

@@ -21,13 +21,9 @@ from telescope_envs.server.auth import (
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
-    "create": Verb(
-        target="telescope_cli.hub.tokens:create", help="Create a token; it is shown only once."
-    ),
-    "list": Verb(
-        target="telescope_cli.hub.tokens:list_tokens", help="List tokens, without their secrets."
-    ),
-    "revoke": Verb(target="telescope_cli.hub.tokens:revoke", help="Revoke a token immediately."),
+    "create": Verb(".hub.tokens:create", "Create a token; it is shown only once."),
+    "list": Verb(".hub.tokens:list_tokens", "List tokens, without their secrets."),
+    "revoke": Verb(".hub.tokens:revoke", "Revoke a token immediately."),
 }
 
 
