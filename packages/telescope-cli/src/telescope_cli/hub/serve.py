@@ -1,19 +1,54 @@
-"""`telescope hub serve`."""
+"""`telescope hub serve`, and what is changed in a served registry: its owners and short names."""
 
 import json
 import logging
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from telescope_cli.env.options import JsonOption
-from telescope_cli.hub.options import DataOption
+from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.addresses import is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
+from telescope_envs.server.hub import HubStore
+
+_KINDS = ("repository", "user", "key")
+
+DataOption = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Data folder of telescope hub serve.")
+]
+OwnerArgument = Annotated[str, typer.Argument(help="The owner.")]
+ReasonOption = Annotated[str, typer.Option(help="One line for the log: telescope hub audit.")]
+
+namespace_app = verb_app(
+    {
+        "add": Verb(".hub.serve:add_namespace", "Add an owner."),
+        "list": Verb(".hub.serve:list_namespaces", "List the owners."),
+        "suspend": Verb(
+            ".hub.serve:suspend", "Let an owner publish nothing, and refuse its tokens."
+        ),
+        "restore": Verb(".hub.serve:restore", "Take a suspension back."),
+    },
+    "Add, list, suspend and restore the owners of a served registry.",
+    epilog="""Examples:
+
+  telescope hub namespace add acme --data hub-data
+
+  telescope hub namespace suspend acme --reason "stolen token" --data hub-data""",
+)
+alias_app = verb_app(
+    {"add": Verb(".hub.serve:add_alias", "Give an environment a short name.")},
+    "Give environments of a served registry a short name.",
+    epilog="""Examples:
+
+  telescope hub alias add toy acme/toy --data hub-data""",
+)
 
 
 def serve(
@@ -66,7 +101,6 @@ def serve(
     _require_packages()
     from telescope_envs.server.app import ServerOptions
     from telescope_envs.server.connections import ConnectionLimits
-    from telescope_envs.server.hub import HubStore
     from telescope_envs.server.run import serve as serve_hub
 
     def started(address: str) -> None:
@@ -137,3 +171,119 @@ def _network(text: str) -> IPv4Network | IPv6Network:
             f"--trust-proxy {text!r} is not an address or a network ({error}); write for instance "
             "127.0.0.1 or 10.0.0.0/8"
         ) from None
+
+
+def add_namespace(
+    owner: Annotated[str, typer.Argument(help="The owner: the part before the / in owner/name.")],
+    data: DataOption,
+    publisher: Annotated[
+        list[str] | None,
+        typer.Option(help="Who the owner belongs to, as KIND:ID; KIND is repository, user or key."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an owner, so that you can create tokens that may publish under it.
+
+    Example: telescope hub namespace add acme --data hub-data
+    """
+    publishers = [_publisher(text) for text in publisher or []]
+    with closing(HubStore(data)) as hub:
+        hub.add_namespace(owner, publishers)
+    added = f"{owner}: added; next: telescope hub token create LABEL --namespace {owner}"
+    typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else added)
+
+
+def list_namespaces(data: DataOption, as_json: JsonOption = False) -> None:
+    """List the owners.
+
+    Example: telescope hub namespace list --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        rows = hub.namespaces()
+    if as_json:
+        typer.echo(json.dumps([{"owner": owner, "status": status} for owner, status in rows]))
+        return
+    for owner, status in rows:
+        typer.echo(owner if status == "active" else f"{owner}  {status}")
+
+
+def suspend(
+    owner: OwnerArgument,
+    reason: ReasonOption,
+    data: DataOption,
+    withhold: Annotated[
+        bool, typer.Option("--withhold", help="Serve nothing of what it published, either.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let an owner publish nothing, and refuse its tokens, from the next request on.
+
+    Its published releases stay installable, unless they are withheld.
+
+    Example: telescope hub namespace suspend acme --reason "stolen token" --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.suspend(owner, reason=reason, is_withheld=withhold)
+    _tell_status(owner, "withheld" if withhold else "suspended", as_json=as_json)
+
+
+def restore(
+    owner: OwnerArgument,
+    reason: ReasonOption,
+    data: DataOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the suspension of an owner back: it can publish again, and its tokens are valid.
+
+    Example: telescope hub namespace restore acme --reason "new tokens" --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.restore(owner, reason=reason)
+    _tell_status(owner, "active", as_json=as_json)
+
+
+def _tell_status(owner: str, status: str, *, as_json: bool) -> None:
+    row = {"owner": owner, "status": status}
+    typer.echo(json.dumps(row) if as_json else f"{owner}: {status}")
+
+
+def _publisher(text: str) -> dict[str, str]:
+    kind, _, name = text.partition(":")
+    if kind not in _KINDS or not name:
+        raise ConfigError(
+            f"publisher {text!r} must be written KIND:ID, where KIND is one of {', '.join(_KINDS)}"
+        )
+    return {"kind": kind, "id": name}
+
+
+def add_alias(
+    name: Annotated[str, typer.Argument(help="The short name.")],
+    environment: Annotated[str, typer.Argument(help="The environment, owner/name.")],
+    data: DataOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an environment a short name, permanently: it can never be given to another one.
+
+    Example: telescope hub alias add toy acme/toy --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.add_alias(name, environment)
+    typer.echo(json.dumps({name: environment}) if as_json else f"{name}: {environment}")
+
+
+def audit(data: DataOption, as_json: JsonOption = False) -> None:
+    """List who changed what in a served registry, the oldest change first.
+
+    A change without a token was made on the server's machine.
+
+    Example: telescope hub audit --data hub-data
+    """
+    with closing(HubStore(data, must_exist=True)) as hub:
+        entries = hub.audit()
+    if as_json:
+        typer.echo(json.dumps([entry._asdict() for entry in entries]))
+        return
+    for entry in entries:
+        token = f"  by token {entry.token}" if entry.token else ""
+        reason = f"  ({entry.reason})" if entry.reason else ""
+        typer.echo(f"{entry.at}  {entry.event}  {entry.subject}{token}{reason}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.env.options import JsonOption
-from telescope_cli.hub.options import DataOption
+from telescope_cli.hub.serve import DataOption
 from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.auth import (
     CallerToken,
