@@ -3,7 +3,7 @@
 from telescope_cli.verbs import Verb, verb_app
 
 VERBS = {
-    "search": Verb(".env.search:search", "Find environments by name, tag and description."),
+    "search": Verb(".env.listing:search", "Find environments by name, tag and description."),
     "list": Verb(
         ".env.listing:list_environments",
         "List environments: installed, linked, locked, and in the registry.",
@@ -14,14 +14,14 @@ VERBS = {
     "install": Verb(
         ".env.install:install", "Check environments against the registry and install them."
     ),
-    "sync": Verb(".env.sync:sync", "Install exactly what telescope.lock lists."),
+    "sync": Verb(".env.install:sync", "Install exactly what telescope.lock lists."),
     "update": Verb(
         ".env.update:update", "Update environments to newer releases, and show what changes."
     ),
     "link": Verb(".env.link:link", "Use an environment from its project folder, for development."),
-    "tree": Verb(".env.tree:tree", "Show what installed environments depend on."),
+    "tree": Verb(".env.installed:tree", "Show what installed environments depend on."),
     "verify": Verb(
-        ".env.verify:verify_environments",
+        ".env.installed:verify_environments",
         "Check installed environments: files, packages, lock and registry.",
     ),
     "bundle": Verb(
@@ -34,7 +34,7 @@ VERBS = {
         ".env.validate:validate", "Check an environment: files, loading, rewards, leaks and tools."
     ),
     "check-grader": Verb(
-        ".env.check_grader:check_grader",
+        ".env.validate:check_grader",
         "Show which wrong answers, near the right one, a grader accepts.",
     ),
     "export": Verb(

@@ -1,4 +1,4 @@
-"""`telescope env install` and `uninstall`."""
+"""`telescope env install`, `sync` and `uninstall`."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,8 +25,9 @@ from telescope_envs.install.adapted import unlink_adapted
 from telescope_envs.install.install import install as install_environment
 from telescope_envs.install.install import uninstall as uninstall_environment
 from telescope_envs.install.steps import InstallOptions
+from telescope_envs.install.sync import prune, sync_environment
 from telescope_envs.records.links import unlink
-from telescope_envs.records.lockfile import find_lock, lock_path
+from telescope_envs.records.lockfile import LockedEnvironment, find_lock, lock_path, read_lock
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request
 from telescope_envs.registry.lookup import open_registry_of
 
@@ -110,6 +111,67 @@ def install_all(
 
     at_once = 1 if options.shared else _AT_ONCE
     return attempt_all({name: partial(one, name) for name in names}, at_once=at_once)
+
+
+def sync(
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Fail if telescope.lock would have to change.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Ask the registries, and fail for what is yanked, deprecated, has an advisory or "
+            "a suspended owner.",
+        ),
+    ] = False,
+    offline: OfflineOption = False,
+    prune_others: Annotated[
+        bool, typer.Option("--prune", help="Remove environments that telescope.lock does not list.")
+    ] = False,
+    registry: RegistryOption = None,
+    allow_sdist: AllowSdistOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Install exactly what telescope.lock lists: the same wheels and the same packages.
+
+    A wheel comes from the registry that the lock names, or from --registry, and must have the hash
+    in the lock. Objections of the registry to a release, such as that it is yanked, are shown when
+    its wheel is fetched.
+
+    Example: telescope env sync --locked
+    """
+    path = find_lock()
+    if path is None:
+        raise ConfigError(
+            "there is no telescope.lock in this folder or above; telescope env install NAME writes "
+            "one"
+        )
+    options = InstallOptions(offline=offline, allow_sdist=split_names(allow_sdist), lock=path)
+    opening = Opening(offline=offline, tell=progress)
+
+    def opened(named: str) -> Registry:
+        return open_registry(registry or named, opening)
+
+    def one(entry: LockedEnvironment) -> Outcome:
+        done = sync_environment(
+            entry,
+            options=options,
+            may_change=not locked,
+            open_registry=opened,
+            progress=progress,
+            is_strict=strict,
+        )
+        return installed(entry.id, done.release, is_new=done.is_new)
+
+    entries = read_lock(path).environments
+    done = attempt_all({entry.id: partial(one, entry) for entry in entries}, at_once=_AT_ONCE)
+    if prune_others and not any(outcome.error for outcome in done):
+        done += [
+            Outcome(name=found.id, id=found.id, version=found.version, state="removed")
+            for found in prune({entry.id for entry in entries})
+        ]
+    report(done, as_json=as_json)
 
 
 def uninstall(

@@ -1,6 +1,6 @@
-"""`telescope env list`: installed, linked, locked and available environments, one per line."""
+"""`telescope env list` and `search`: environments here and in the registry, one per line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -8,13 +8,14 @@ import msgspec
 import typer
 from packaging.version import InvalidVersion, Version
 
-from telescope_cli.env.options import JsonOption, RegistryOption, read_catalog
-from telescope_core.base.errors import RegistryError, TelescopeError, unknown_name
+from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_core.base.errors import RegistryError, TelescopeError, nearest, unknown_name
 from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.catalog import search as search_catalog
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
 from telescope_envs.records.lockfile import find_lock, read_lock
-from telescope_envs.registry import Registry
+from telescope_envs.registry import Registry, open_registry
 from telescope_envs.registry.resolving import notices
 
 WIDTH = 80
@@ -61,7 +62,7 @@ def list_environments(
     """
     needs_registry = outdated or not (installed or locked)
     catalog = read_catalog(registry) if needs_registry else None
-    rows = listed_environments(catalog.rows if catalog is not None else [])
+    rows = _listed_environments(catalog.rows if catalog is not None else [])
     if catalog is not None:
         published = {row.id for row in catalog.rows}
         rows = [_warned(row, catalog.registry) if row.id in published else row for row in rows]
@@ -76,10 +77,65 @@ def list_environments(
     if as_json:
         typer.echo(msgspec.json.encode(wanted).decode())
     else:
-        typer.echo(table(wanted) or _nothing(rows, owner))
+        typer.echo(_table(wanted) or _nothing(rows, owner))
 
 
-def listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
+class Catalog(NamedTuple):
+    """A summary of what a registry contains."""
+
+    registry: Registry
+    rows: list[CatalogRow]
+
+
+def read_catalog(registry: str | None = None) -> Catalog:
+    """Return the catalog of a registry."""
+    opened = open_registry(registry)
+    return Catalog(opened, opened.catalog())
+
+
+def search(
+    query: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUERY...]", help="Words that must all match.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only environments with this tag; repeatable.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 25,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find environments by name, tag and description, best match first.
+
+    Example: telescope env search arithmetic --tag math
+    """
+    opened, catalog = read_catalog(registry)
+    words, tags = " ".join(query or ()), tag or ()
+    known = {tag for row in catalog for tag in row.tags}
+    for one in tags:
+        if one.lower() not in {tag.lower() for tag in known}:
+            raise unknown_name("tag", one, known)
+    found = search_catalog(catalog, words, tags)
+    rows = _listed_environments(found[:limit])
+    ranks = {row.id: rank for rank, row in enumerate(found)}
+    rows = sorted((row for row in rows if row.id in ranks), key=lambda row: ranks[row.id])
+    if as_json:
+        typer.echo(msgspec.json.encode(rows).decode())
+    elif rows:
+        typer.echo(_table(rows))
+        if len(found) > limit:
+            typer.echo(f"{len(found) - limit} more; add words, or raise --limit")
+    else:
+        typer.echo(_nothing_found(words, catalog, opened.address))
+
+
+def _nothing_found(words: str, catalog: Sequence[CatalogRow], address: str) -> str:
+    names = {row.id.partition("/")[2]: row.id for row in catalog}
+    close = [names[name] for name in nearest(words, names)]
+    advice = f"; the nearest names are {', '.join(close)}" if close else ""
+    return f"Nothing in {address} matches {words!r}{advice}. To see all: telescope env list"
+
+
+def _listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
     """Return the rows of `catalog` and of local environments that are not in it, sorted by id."""
     here = {
         found.id: _Here(
@@ -174,7 +230,7 @@ def _is_older(version: str, newest: str) -> bool:
         return False
 
 
-def table(rows: list[ListedEnvironment]) -> str:
+def _table(rows: list[ListedEnvironment]) -> str:
     """Return a table with lines of at most 80 columns; summaries are cut to fit."""
     if not rows:
         return ""

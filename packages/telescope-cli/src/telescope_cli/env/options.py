@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
-from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import links
-from telescope_envs.registry import Registry, open_registry
+from telescope_envs.registry import open_registry
 
 RegistryOption = Annotated[
     str | None,
@@ -52,19 +51,6 @@ FixtureRowsOption = Annotated[
 ]
 
 
-class Catalog(NamedTuple):
-    """A summary of what a registry contains."""
-
-    registry: Registry
-    rows: list[CatalogRow]
-
-
-def read_catalog(registry: str | None = None) -> Catalog:
-    """Return the catalog of a registry."""
-    opened = open_registry(registry)
-    return Catalog(opened, opened.catalog())
-
-
 def complete_name(incomplete: str) -> list[str]:
     """Return the names in the registry that begin with `incomplete`."""
     opened = open_registry()
@@ -85,14 +71,6 @@ OptionalNamesArgument = Annotated[
         metavar="NAME[@VERSION]...",
         help="name or owner/name; after @, a version, a range or sha256:...",
         autocompletion=complete_name,
-    ),
-]
-InstalledNamesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[NAME...]",
-        help="Installed environments; all of them by default.",
-        autocompletion=complete_installed,
     ),
 ]
 

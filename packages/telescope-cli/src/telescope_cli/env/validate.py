@@ -1,8 +1,9 @@
-"""`telescope env validate`."""
+"""`telescope env validate` and `check-grader`: what an environment and its grader do wrong."""
 
 import asyncio
 import json
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
 from telescope_envs.validation import (
     LEVELS,
+    GraderReport,
     Level,
     Report,
     Subject,
@@ -33,11 +35,15 @@ from telescope_envs.validation import (
     project_subject,
     validate_subject,
 )
+from telescope_envs.validation import check_grader as report_of_grader
+from telescope_envs.validation.findings import shortened
 from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_text
 from telescope_envs.validation.runner import DEFAULT_EXAMPLES
 
 _ALL = "all"
-NOT_CONCLUSIVE = 8
+_WIDTH = 80
+_MAX_SHOWN = 10
+_NOT_CONCLUSIVE = 8
 """Exit code when nothing failed but too little could be tried; 1 to 7 are those of errors."""
 _REPORT_FORMATS = (".json", ".md")
 
@@ -101,7 +107,7 @@ def validate(
         encoding = (sys.stdout.encoding or "").lower()
         typer.echo(as_text(made, SYMBOLS if encoding.startswith("utf") else PLAIN), nl=False)
     if made.verdict is Verdict.INCONCLUSIVE:
-        raise typer.Exit(NOT_CONCLUSIVE)
+        raise typer.Exit(_NOT_CONCLUSIVE)
     if made.verdict is Verdict.FAIL or (strict and made.verdict is Verdict.WARN):
         raise typer.Exit(1)
 
@@ -167,3 +173,60 @@ def _write(made: Report, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--report {str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def check_grader(
+    target: TriedArgument = ".",
+    examples: ExamplesOption = DEFAULT_EXAMPLES,
+    fixture_rows: FixtureRowsOption = False,
+    allow_sdist: AllowSdistOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which wrong answers, near the right one, a grader accepts.
+
+    Plays the gold answer of each example, and the same with another value in it: another sign,
+    factor, unit, symbol or order, or one more. Exits with 1 when a gold answer is refused or
+    another value is taken for right, and with 8 when no other value could be tried.
+
+    Example: telescope env check-grader math-datasets
+    """
+    options = ValidationOptions(
+        num_examples=examples,
+        allow_sdist=split_names(allow_sdist),
+        fixture_rows=fixture_rows,
+        progress=progress,
+    )
+    report = report_of_grader(subject_of(target), options)
+    typer.echo(report.model_dump_json(indent=2) if as_json else _grader_text(report))
+    if report.verdict is Verdict.FAIL:
+        raise typer.Exit(1)
+    if report.verdict is Verdict.INCONCLUSIVE:
+        raise typer.Exit(_NOT_CONCLUSIVE)
+
+
+def _grader_text(report: GraderReport) -> str:
+    name = f"{report.environment} {report.version}".strip()
+    lines = [f"{name}: {report.verdict}, {report.num_examples} examples", ""]
+    lines.append(f"{'answer':<16}{'tried':>6}{'equal':>7}{'failed':>8}  what it is")
+    for kind in report.kinds:
+        counts = f"{kind.num_tried:>6}{kind.num_equal:>7}{kind.num_failed:>8}"
+        lines.append(f"{kind.kind:<16}{counts}  {kind.what}")
+    for one in report.wrong[:_MAX_SHOWN]:
+        verb = "takes for right" if one["is_solved"] else "refuses"
+        reward = "no reward" if one["reward"] is None else f"{one['reward']:g}"
+        lines += ["", *_wrapped(f"{one['kind']}: the grader {verb} ({reward})")]
+        lines += _wrapped(f"{shortened(one['said'])!r}", "  ")
+        lines += _wrapped(
+            f"where {one['right']!r} is right, in example {one['example_id']!r}", "  "
+        )
+    if len(report.wrong) > _MAX_SHOWN:
+        lines += ["", f"and {len(report.wrong) - _MAX_SHOWN} more; --json shows all"]
+    if report.not_tried:
+        lines += ["", "not tried:"]
+        for said in report.not_tried:
+            lines += _wrapped(said, "  ")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
