@@ -19,7 +19,7 @@ from telescope_core import (
 from telescope_core.environments import runs_in
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.open import open_environment
-from telescope_core.playing.group_rewards import score_group
+from telescope_core.playing.rollout import score_group
 from telescope_core.processes import Isolation, ProcessSettings
 from telescope_core.types import Group
 

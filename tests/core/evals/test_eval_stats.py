@@ -13,8 +13,13 @@ from telescope_core.evals.distributions import (
     t_cdf,
     t_quantile,
 )
-from telescope_core.evals.stats import mean_of_rewards, pass_all_k, pass_at_k, success_rate
-from telescope_core.evals.variation import variance_share
+from telescope_core.evals.stats import (
+    mean_of_rewards,
+    pass_all_k,
+    pass_at_k,
+    success_rate,
+    variance_share,
+)
 
 
 @st.composite

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from telescope_core.errors import ContextLengthError, EndpointError
-from telescope_core.gateway.recorder import Recorder
+from telescope_core.gateway.policies import Recorder
 from telescope_core.types import Completion, Message, ToolCall, Turn
 
 HI = Message(role="user", content="hi")

@@ -26,7 +26,7 @@ from telescope_core.graders.mathematics import (
     has_box,
     numbers_match,
 )
-from telescope_core.graders.mathematics.bounds import is_worth_comparing
+from telescope_core.graders.mathematics.grader import is_worth_comparing
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from telescope_core.errors import ConfigError
 from telescope_core.harnesses import AgentTask, harness_names, open_harness
-from telescope_core.harnesses.lookup import harness_excluded, harness_requirements
+from telescope_core.harnesses.installed import harness_excluded, harness_requirements
 from telescope_core.harnesses.protocol import AGENT_FOLDER
 
 OPTIONS = {"command": {"argv": ["agent", "{task}"]}}

@@ -16,7 +16,7 @@ from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.reports import overview_of, sparkline
-from telescope_core.reports.samples import pick, run_samples
+from telescope_core.reports.rollouts_html import pick, run_samples
 from telescope_core.reports.sparkline import moving_average
 from telescope_core.reports.svg import (
     IntervalRow,

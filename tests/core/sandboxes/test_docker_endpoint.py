@@ -4,7 +4,7 @@ import pytest
 
 from telescope_core.sandboxes.docker import _require_python
 from telescope_core.sandboxes.docker_endpoint import _Frames
-from telescope_core.sandboxes.errors import SandboxLimitError
+from telescope_core.sandboxes.protocol import SandboxLimitError
 from telescope_core.sandboxes.remote import ShellAnswer
 
 

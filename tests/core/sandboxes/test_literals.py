@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.sandboxes import call_function
-from telescope_core.sandboxes.literals import MAX_DEPTH, TooManyError, decoded, encoded
+from telescope_core.sandboxes.grading import MAX_DEPTH, TooManyError, decoded, encoded
 
 ALONE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(

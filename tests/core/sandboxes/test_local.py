@@ -380,7 +380,7 @@ async def test_where_no_template_can_be_had_bubblewrap_starts_each(monkeypatch, 
     def words(*given):
         return ["/bin/sh", "-c", "echo no capabilities here >&2; exit 1"]
 
-    monkeypatch.setattr("telescope_core.sandboxes.local.template.template_words", words)
+    monkeypatch.setattr("telescope_core.sandboxes.local.started.template_words", words)
     box = await provider.create(SandboxSpec())
     assert box.measures["start"] == "bubblewrap for each"
     assert (await box.run(["echo", "on"])).text == "on\n"
@@ -435,7 +435,7 @@ def test_the_filter_refuses_what_it_lists_and_allows_the_rest(kind):
 
 
 def test_memory_is_counted_with_that_of_children():
-    from telescope_core.sandboxes.local.memory_watch import held_bytes
+    from telescope_core.sandboxes.local.sandbox import held_bytes
 
     code = "import os, sys; held = b'x' * (40 << 20); print(flush=True); sys.stdin.read()"
     child = subprocess.Popen(

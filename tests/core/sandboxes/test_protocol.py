@@ -15,7 +15,7 @@ from telescope_core.sandboxes import (
     open_provider,
     provider_names,
 )
-from telescope_core.sandboxes.errors import require_limits
+from telescope_core.sandboxes.protocol import require_limits
 
 
 def test_an_unknown_provider_is_refused_with_the_nearest():

@@ -10,9 +10,8 @@ from itertools import pairwise
 from statistics import fmean
 
 from telescope_core.diagnosis import of_rewards
-from telescope_core.diagnosis.finding import Finding, Kind
 from telescope_core.diagnosis.history import Change, History, Stretch
-from telescope_core.diagnosis.rule import Found, Rule, Series
+from telescope_core.diagnosis.rule import Finding, Found, Kind, Rule, Series
 
 _STANDS_STILL = 0.999
 """Share of unchanged weights from which on all of them count as unchanged."""

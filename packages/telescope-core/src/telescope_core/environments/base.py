@@ -18,14 +18,15 @@ from telescope_core.base.code_places import (
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.author_errors import contained
-from telescope_core.environments.building import built, require_built
-from telescope_core.environments.calls import Caller, RunsIn
-from telescope_core.environments.class_checks import (
+from telescope_core.environments.building import (
+    built,
     check_class,
     class_location,
     folder_defining,
+    require_built,
     require_rewards,
 )
+from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind

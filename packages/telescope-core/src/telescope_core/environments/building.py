@@ -1,18 +1,382 @@
-"""Build an environment from its class, and check the result before it is played."""
+"""Check an environment class when it is defined, build it, and check what was built.
+
+Mistakes in values, names and methods must not surface in a rollout.
+"""
 
 import inspect
-from typing import Any, cast
+import math
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from telescope_core.base.code_places import is_authors, location_of, raised_at
+from telescope_core.base.code_places import (
+    is_authors,
+    is_own_module,
+    location_of,
+    raised_at,
+    shown_path,
+)
 from telescope_core.base.errors import (
     CodeExitError,
     EnvironmentLoadError,
     StrayCancelError,
     TelescopeError,
 )
-from telescope_core.environments.attribute_checks import check_built
+from telescope_core.base.secret_names import require_names, require_own_secrets
 from telescope_core.environments.author_errors import contained
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.calls import RUNS_IN, declared_place
+from telescope_core.environments.hooks import Hook
+from telescope_core.environments.rewards import OF_EPISODE, ScoreFunction
+from telescope_core.environments.settings import EnvironmentConfig
+
+NETWORKS = ("none", "load", "always")
+_MARKS = {"__telescope_score__", "__telescope_hook__", "__telescope_tool__"}
+_PLAIN_METHODS = ("function", "method_descriptor", "classmethod", "staticmethod")
+
+
+class _Kind(NamedTuple):
+    fits: Callable[[Any], bool]
+    text: str
+    """Words for the expected value, for the message."""
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a finite number; True and False are not numbers here."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_answer(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+_NUMBER = _Kind(is_number, "a finite number")
+_COUNT = _Kind(_is_count, "a whole number that is at least 1")
+_KINDS: Mapping[str, _Kind] = {
+    "system_prompt": _Kind(_is_text, "text"),
+    "network": _Kind(NETWORKS.__contains__, f"one of {', '.join(NETWORKS)}"),
+    "needs_answer": _Kind(_is_answer, "True, False or None"),
+    "reward_min": _NUMBER,
+    "reward_max": _NUMBER,
+    "success_threshold": _NUMBER,
+    "max_turns": _COUNT,
+    "max_threads": _COUNT,
+    "max_processes": _COUNT,
+}
+
+
+def check_values(owner: type, *, known: set[str], where: str) -> None:
+    """Raise EnvironmentLoadError for a class attribute of the wrong kind."""
+    for name, value in vars(owner).items():
+        if name not in _KINDS or name not in known:
+            continue
+        # Only an instance has the value of a property, and `check_built` looks at it there.
+        is_computed = hasattr(value, "__get__") and type(value).__name__ not in _PLAIN_METHODS
+        if not is_computed:
+            _require(name, value, where)
+
+
+def check_built(environment: object, *, known: set[str], where: str) -> None:
+    """Raise EnvironmentLoadError for an attribute that a built environment cannot be played with.
+
+    It may have been set in the class, in the constructor, or by a property.
+    """
+    one: Any = environment
+    for name in _KINDS:
+        if name not in known:
+            continue
+        try:
+            with contained():
+                value = getattr(one, name)
+        except Exception as error:
+            text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+            raise EnvironmentLoadError(
+                f"{where}: {name} raised {text}{raised_at(error)}"
+            ) from error
+        _require(name, value, where)
+    low, high, success = one.reward_min, one.reward_max, one.success_threshold
+    if not low < high:
+        raise EnvironmentLoadError(
+            f"{where}: reward_min must be below reward_max, got {low:g} and {high:g}"
+        )
+    if not low < success <= high:
+        what = "no rollout could" if success > high else "every rollout would"
+        raise EnvironmentLoadError(
+            f"{where}: {what} count as solved, because success_threshold is {success:g} and "
+            f"rewards go from {low:g} to {high:g}; set success_threshold to the reward of a "
+            "rollout that solves its example"
+        )
+
+
+def check_names(owner: type, *, where: str) -> None:
+    """Refuse the author's names that Telescope's own classes already use for something else."""
+    own = _own_members(owner) if not is_own_module(owner.__module__) else {}
+    for name, value in vars(owner).items():
+        if name not in own:
+            continue
+        function = getattr(value, "__func__", value)
+        marks = _marks(function)
+        if marks and not _marks(own[name]):
+            kind = getattr(getattr(function, marks.pop()), "kind", "tool")
+            raise EnvironmentLoadError(
+                f"{kind} {location_of(function)}: Telescope's own {name!r} would be replaced by "
+                f"it; give it another name, such as {name}_{kind}"
+            )
+        if callable(own[name]) and not (callable(value) or hasattr(value, "__get__")):
+            advice = f"write: def {name}(self, ...)"
+            if name == "examples":
+                advice = "give a list or a file as `data`, or write: def examples(self, split)"
+            raise EnvironmentLoadError(
+                f"{where}: {name} must be a method, got {value!r:.80} ({type(value).__name__}); "
+                f"{advice}"
+            )
+
+
+def _marks(function: object) -> set[str]:
+    """Return the names of the decorators that have marked a method."""
+    return _MARKS & set(getattr(function, "__dict__", ()))
+
+
+def _own_members(owner: type) -> dict[str, object]:
+    """Return the public names that Telescope's bases of `owner` define, with their values."""
+    found: dict[str, object] = {"config": None}
+    for base in reversed(owner.__mro__):
+        if is_own_module(base.__module__):
+            declared = {*vars(base), *getattr(base, "__annotations__", {})}
+            found |= {name: vars(base).get(name) for name in sorted(declared) if name[0] != "_"}
+    return {name: value for name, value in found.items() if not isinstance(value, type)}
+
+
+def _require(name: str, value: object, where: str) -> None:
+    kind = _KINDS[name]
+    if kind.fits(value):
+        return
+    got = f"{value!r:.80} ({type(value).__name__})"
+    advice = ""
+    if callable(value):
+        got, advice = "a method", "; make it a @property if it has to be computed"
+    elif isinstance(value, bytes):
+        advice = "; decode it: value.decode()"
+    raise EnvironmentLoadError(f"{where}: {name} must be {kind.text}, got {got}{advice}")
+
+
+_MISSPELT = 0.9
+"""Similarity, 0 to 1, above which an attribute is taken for a misspelled base class attribute."""
+
+
+def check_class(
+    cls: type, *, scores: tuple[ScoreFunction, ...], hooks: tuple[Hook, ...], known: set[str]
+) -> None:
+    """Raise EnvironmentLoadError for the first mistake, with its file and, if any, its line."""
+    config: Any = getattr(cls, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, EnvironmentConfig)):
+        raise EnvironmentLoadError(
+            f"{class_location(cls)}: Config must be a subclass of EnvironmentConfig, got "
+            f"{config!r}; write: class Config(EnvironmentConfig)"
+        )
+    place: Any = getattr(cls, "sync_runs_in", None)
+    if place not in RUNS_IN:
+        raise EnvironmentLoadError(
+            f"{class_location(cls)}: sync_runs_in must be one of {', '.join(RUNS_IN)}, "
+            f"got {place!r}"
+        )
+    secrets: Any = getattr(cls, "secrets", ())
+    require_names(secrets, class_location(cls))
+    require_own_secrets(secrets, class_location(cls))
+    check_names(cls, where=class_location(cls))
+    check_values(cls, known=known, where=class_location(cls))
+    _check_methods(cls)
+    for score in scores:
+        _check_score(cls, score)
+    for hook in hooks:
+        _check_hook(getattr(cls, hook.name), hook)
+    _check_attributes(cls, known)
+
+
+def class_location(cls: type) -> str:
+    """Return `Name (file)` of a class."""
+    try:
+        return f"{cls.__qualname__} ({shown_path(inspect.getfile(cls))})"
+    except (OSError, TypeError):
+        return cls.__qualname__
+
+
+def class_folder(cls: type) -> str:
+    """Return the folder of a class's file; empty when it is not defined in a file."""
+    try:
+        return str(Path(inspect.getfile(cls)).parent)
+    except (OSError, TypeError):
+        return ""
+
+
+def folder_defining(cls: type, name: str) -> Path:
+    """Return the folder of the file in which `cls`, or a base class of it, defines `name`."""
+    owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    return Path(class_folder(owner))
+
+
+def require_rewards(cls: type, scores: tuple[ScoreFunction, ...]) -> None:
+    """Raise EnvironmentLoadError when no method of `cls` gives a reward."""
+    if any(score.kind != "metric" for score in scores):
+        return
+    raise EnvironmentLoadError(
+        f"{class_location(cls)} has no reward, so every rollout would earn 0; mark a method with "
+        "@reward, such as: @reward def correct(self, completion, answer): ..., or define "
+        "compute_reward(self, rollout, example)"
+    )
+
+
+_SYNC = ("examples", "draw", "splits", "tools", "dataset_revisions", "opening", "initial_messages")
+"""Methods that are called where nothing can be awaited."""
+_ASYNC = ("close", "score", "first_messages", "find_stop")
+"""Methods whose result is awaited."""
+_TAKES = {
+    "examples": ("split",),
+    "draw": ("random",),
+    "format_prompt": ("example",),
+    "gold_answer": ("example",),
+    "env_response": ("messages", "episode"),
+    "play": ("episode",),
+    "compute_reward": ("rollout", "example"),
+    "score": ("rollout", "example", "episode"),
+    "golden_answers": ("example",),
+    "first_messages": ("example",),
+    "initial_messages": ("example",),
+    "opening": ("prompt",),
+    "find_stop": ("episode",),
+    "splits": (),
+    "dataset_revisions": (),
+    "tools": (),
+    "close": (),
+}
+"""Methods that Telescope calls, with the arguments that it gives them."""
+
+
+def _check_methods(cls: type) -> None:
+    """Refuse a method that cannot be called as it will be, and a `State` that cannot be built."""
+    for name, arguments in _TAKES.items():
+        method: Any = vars(cls).get(name)
+        if name == "draw" and is_authors(cast(Any, cls).examples):
+            continue  # a method of the author's own
+        if name == "tools" and not hasattr(cls, "function_tools"):
+            continue  # likewise
+        if inspect.isfunction(method) and not _accepts(method, 1 + len(arguments)):
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must take ({', '.join(('self', *arguments))}); it takes "
+                f"({', '.join(inspect.signature(method).parameters)})"
+            )
+    _check_colors(cls)
+    state: Any = getattr(cls, "State", dict)
+    if not (isinstance(state, type) and (state is dict or _accepts(state, 0))):
+        raise EnvironmentLoadError(
+            f"{class_location(cls)}: State must be a class that is built without arguments, such "
+            f"as a dataclass whose fields have defaults, got {state!r}; set what depends on the "
+            "example in a @setup method"
+        )
+
+
+def _check_colors(cls: type) -> None:
+    """Refuse an `async def` where nothing is awaited, and a `def` where something is."""
+    known = {name for base in cls.__mro__[1:] for name in vars(base)}
+    for name in _SYNC:
+        method: Any = vars(cls).get(name)
+        is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+        if is_async and name in known:
+            waits = (
+                "; it runs in a thread, where it may wait" if name in ("examples", "draw") else ""
+            )
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must be a plain method: def, not async def{waits}"
+            )
+    for name in _ASYNC:
+        method = vars(cls).get(name)
+        if inspect.isfunction(method) and not inspect.iscoroutinefunction(inspect.unwrap(method)):
+            raise EnvironmentLoadError(
+                f"{location_of(method)} must be async def, because it is awaited"
+            )
+
+
+def _accepts(function: Any, num_arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * num_arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_score(cls: type, score: ScoreFunction) -> None:
+    method: Any = getattr(cls, score.name)
+    if score.parameters.problem:
+        raise EnvironmentLoadError(f"{score.kind} {location_of(method)} {score.parameters.problem}")
+    _check_numbers(score, f"{score.kind} {location_of(method)}")
+    place = declared_place(method) or getattr(cls, "sync_runs_in", "thread")
+    live = [name for name in score.parameters.names if name in OF_EPISODE]
+    if place == "process" and live:
+        raise EnvironmentLoadError(
+            f"{score.kind} {location_of(method)} runs in a process, which only gets copies, so it "
+            f'cannot take the {live[0]}; remove that parameter, or declare it @runs_in("thread")'
+        )
+
+
+def _check_numbers(score: ScoreFunction, where: str) -> None:
+    low, high = score.range.low, score.range.high
+    numbers = {"weight": score.weight, "low": low, "high": high}
+    for name, value in numbers.items():
+        if value is not None and not is_number(value):
+            raise EnvironmentLoadError(
+                f"{where}: {name} must be a finite number, got {value!r} ({type(value).__name__})"
+            )
+    if low is not None and high is not None and low > high:
+        raise EnvironmentLoadError(f"{where}: low must not be above high, got {low:g}, {high:g}")
+
+
+def _check_hook(method: Any, hook: Hook) -> None:
+    names = list(inspect.signature(method).parameters)[1:]
+    if len(names) != 1:
+        raise EnvironmentLoadError(
+            f"{hook.kind} {location_of(method)} must take (self, episode); "
+            f"it takes (self{''.join(f', {name}' for name in names)})"
+        )
+    if declared_place(method) == "process":
+        raise EnvironmentLoadError(
+            f"{hook.kind} {location_of(method)} cannot run in a process, because it gets the "
+            "episode itself and not a copy; run it in a thread, or make it async"
+        )
+    if not is_number(hook.deadline_s) or hook.deadline_s <= 0:
+        raise EnvironmentLoadError(
+            f"cleanup {location_of(method)}: deadline_s must be a number above 0, got "
+            f"{hook.deadline_s!r}"
+        )
+
+
+def _check_attributes(cls: type, known: set[str]) -> None:
+    """Refuse a class attribute that looks like a misspelled setting, such as `max_turn = 3`."""
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base)} | known
+    for name, value in vars(cls).items():
+        if name.startswith("_") or name in inherited or callable(value):
+            continue
+        if isinstance(value, property | classmethod | staticmethod):
+            continue
+        close = get_close_matches(name, known, n=1, cutoff=_MISSPELT)
+        if close:
+            raise EnvironmentLoadError(
+                f"{class_location(cls)}: nothing reads {name!r}; did you mean {close[0]!r}? "
+                "(if the attribute is your own, rename it)"
+            )
 
 
 def built(cls: type, config: object) -> Any:

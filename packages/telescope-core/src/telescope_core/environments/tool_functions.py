@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from telescope_core.base.code_places import called_at, require_method
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import JsonValue
-from telescope_core.environments.attribute_checks import is_number
+from telescope_core.environments.building import is_number
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_schema import argument_docs, simplified, summary

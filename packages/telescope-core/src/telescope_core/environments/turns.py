@@ -7,7 +7,7 @@ from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import Message, StopReason
 from telescope_core.environments.base import Environment
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.examples.checks import checked_messages
 

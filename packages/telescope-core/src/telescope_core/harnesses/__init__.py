@@ -10,7 +10,7 @@ from telescope_core.base.lazy import lazy_names
 if TYPE_CHECKING:
     from telescope_core.harnesses.command import CommandHarness
     from telescope_core.harnesses.environment import AgentConfig, AgentEnvironment, AgentPlace
-    from telescope_core.harnesses.lookup import harness_names, open_harness
+    from telescope_core.harnesses.installed import harness_names, open_harness
     from telescope_core.harnesses.protocol import AgentProgram, AgentTask, Harness
 
 __all__ = [
@@ -26,4 +26,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, __all__, ("protocol", "lookup", "command", "environment"))
+    __getattr__ = lazy_names(__name__, __all__, ("protocol", "installed", "command", "environment"))

@@ -15,17 +15,16 @@ from pydantic import Field
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.types import Message, StopReason
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, cleanup
-from telescope_core.environments.class_checks import class_location
-from telescope_core.harnesses.installed import require_installed
-from telescope_core.harnesses.lookup import harness_names, open_harness
+from telescope_core.environments.building import class_location
+from telescope_core.harnesses.installed import harness_names, open_harness, require_installed
 from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask, Harness
-from telescope_core.sandboxes.errors import SandboxFileError
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_core.sandboxes.local.provider import LocalProvider
 from telescope_core.sandboxes.protocol import (
     CommandResult,
     Network,
     Sandbox,
+    SandboxFileError,
     SandboxProvider,
     SandboxSpec,
     StopCause,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.images import with_marks
 from telescope_core.base.types import Example, Message, Rollout
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.rewards import group_reward, reward
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.turns import SingleTurnEnvironment

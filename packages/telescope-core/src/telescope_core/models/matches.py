@@ -35,7 +35,7 @@ from telescope_core.base.types import (
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.environments.base import Environment
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.settings import EnvironmentConfig

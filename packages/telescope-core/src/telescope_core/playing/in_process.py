@@ -23,14 +23,13 @@ from telescope_core.base.types import (
 )
 from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
-from telescope_core.environments.class_checks import class_folder, class_location
+from telescope_core.environments.building import class_folder, class_location
 from telescope_core.environments.loop_watch import LoopWatch
 from telescope_core.environments.outcomes import as_named_texts, as_splits
 from telescope_core.environments.running import CURRENT, HoldWatch, Request
 from telescope_core.environments.usage import asking_nobody, require_may_ask
-from telescope_core.playing.group_rewards import score_group
 from telescope_core.playing.rescoring import rescore_rollout
-from telescope_core.playing.rollout import play_gold, play_rollout
+from telescope_core.playing.rollout import play_gold, play_rollout, score_group
 
 _LOAD_DEADLINE_S = 600.0
 _log = logging.getLogger(__name__)

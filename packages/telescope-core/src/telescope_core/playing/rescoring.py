@@ -16,8 +16,7 @@ from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import Example, Message, Rollout, StopReason
 from telescope_core.environments.base import Environment
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.parameters import OF_EPISODE
-from telescope_core.environments.rewards import ScoreFunction, evaluate
+from telescope_core.environments.rewards import OF_EPISODE, ScoreFunction, evaluate
 from telescope_core.environments.usage import refused_roles
 from telescope_core.playing.rollout import Playing, outcome_of
 from telescope_core.records.rows import turns_in

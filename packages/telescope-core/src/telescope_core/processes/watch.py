@@ -2,10 +2,16 @@
 
 Several times a second it schedules a callback on the event loop and measures how long that takes.
 A blocked loop runs code that should have been awaited or run in a thread, and the beat names it.
+
+Code that holds the interpreter stops every thread of the worker, this one included. The worker's
+supervisor, which a host starts and which forks the worker, sees that in the memory that both share,
+and sends the beats in its place. When code has ended the worker, its last beat says which.
 """
 
 import asyncio
 import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -18,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from telescope_core.base.process_facts import resident_bytes
 from telescope_core.environments.author_errors import as_failure
+from telescope_core.environments.held import Noted, Watched
 from telescope_core.environments.running import Notes, noting
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.processes.frames import Beat, to_bytes
@@ -180,3 +187,65 @@ def io_bytes() -> int:
         return 0
     counts = dict(line.split(": ") for line in lines)
     return int(counts["rchar"]) + int(counts["wchar"])
+
+
+_MAX_DESCRIPTORS = 4096
+_HELD_AFTER_S = 2.0
+"""Seconds without a sign of the interpreter after which it counts as blocked."""
+
+
+def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
+    """Fork, and return only in the child, which leads its own process group.
+
+    This process stays as the supervisor of the child. When the host ends, even by kill -9, the pipe
+    behind `guard_fd` closes. When the child ends, another pipe closes. In both cases the supervisor
+    ends the process group, and then exits with the child's exit code (128 + n for signal n).
+    Programs that environment code starts share that group. When a worker hangs, the host decides
+    (`pool`). `socket_fd` leads to the host, and the child writes to `notes`.
+    """
+    # Nothing is written to this pipe: it closes when the child, which holds the other end, ends.
+    alive_read, _alive_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.close(guard_fd)
+        os.close(alive_read)
+        return
+    with suppress(OSError):  # the child has already done it
+        os.setpgid(child, child)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # The other end of the pipe to the child is among them.
+    for descriptor in range(3, _MAX_DESCRIPTORS):
+        if descriptor not in (guard_fd, alive_read, socket_fd):
+            with suppress(OSError):
+                os.close(descriptor)
+    watched = Watched(notes.memory, child)
+    while not select.select([guard_fd, alive_read], [], [], BEAT_EVERY_S)[0]:
+        held_s = watched.still_s()
+        if held_s > _HELD_AFTER_S:
+            _say(socket_fd, child, watched.holder(), held_s=held_s)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    culprit = watched.ended_by(code)
+    if culprit is not None:
+        _say(socket_fd, child, culprit, ended_by=culprit.call)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _say(
+    socket_fd: int, child: int, code: Noted | None, *, held_s: float = 0.0, ended_by: int = -1
+) -> None:
+    """Send the host a beat in place of the worker, which sends none while it is blocked."""
+    beat = Beat(
+        lag_s=held_s,
+        blocked_s=held_s,
+        blocked_call=-1 if code is None else code.call,
+        blocked_where="" if code is None else code.text,
+        memory_bytes=resident_bytes(str(child)) if held_s else 0,
+        is_held=held_s > 0,
+        ended_by=ended_by,
+    )
+    with suppress(OSError):  # the host is gone, or does not read: it will find out by itself
+        os.write(socket_fd, to_bytes(beat))

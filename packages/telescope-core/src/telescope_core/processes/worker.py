@@ -39,8 +39,7 @@ from telescope_core.processes.handshake import Identity, version_of
 from telescope_core.processes.main_thread import MainThread
 from telescope_core.processes.serve import Served, ServedCall, Serving
 from telescope_core.processes.settings import LOG_VARIABLE, TOKEN_VARIABLE, split_address
-from telescope_core.processes.supervisor import go_on_in_kept_child
-from telescope_core.processes.watch import WorkerThreads, WorkerWatch, beating
+from telescope_core.processes.watch import WorkerThreads, WorkerWatch, beating, go_on_in_kept_child
 from telescope_core.records.logs import Logs
 
 _SPARE_ADDRESSES_BYTES = 2**30

@@ -8,10 +8,9 @@ from telescope_core.evals.result import EvalResult, counts_of, left_out_of
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
-from telescope_core.reports.rollouts_html import sample_list
-from telescope_core.reports.samples import NUM_SAMPLES, pick
+from telescope_core.reports.rollouts_html import NUM_SAMPLES, pick, sample_list
 from telescope_core.reports.svg import IntervalRow, interval_chart
-from telescope_core.reports.train_sections import format_duration
+from telescope_core.reports.train_report import format_duration
 
 _KINDS = {
     "solved": "solved",

@@ -8,20 +8,15 @@ from typing import TYPE_CHECKING
 from telescope_core.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from telescope_core.sandboxes.errors import (
-        SandboxError,
-        SandboxFileError,
-        SandboxLimitError,
-        SandboxUnavailableError,
-    )
     from telescope_core.sandboxes.grading import (
         CallTest,
         Grade,
         HiddenTestOutcome,
+        Returned,
         StdinTest,
+        call_function,
         grade_program,
     )
-    from telescope_core.sandboxes.literals import Returned, call_function
     from telescope_core.sandboxes.lookup import open_provider, provider_names
     from telescope_core.sandboxes.pool import PoolUsage, SandboxPool
     from telescope_core.sandboxes.programs import ProgramConfig, ProgramEnvironment
@@ -32,8 +27,12 @@ if TYPE_CHECKING:
         Limit,
         Network,
         Sandbox,
+        SandboxError,
+        SandboxFileError,
+        SandboxLimitError,
         SandboxProvider,
         SandboxSpec,
+        SandboxUnavailableError,
         StopCause,
     )
     from telescope_core.sandboxes.tools import EpisodeSandboxes
@@ -72,5 +71,5 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         __all__,
-        ("protocol", "errors", "lookup", "pool", "grading", "literals", "tools", "programs"),
+        ("protocol", "lookup", "pool", "grading", "tools", "programs"),
     )

@@ -9,17 +9,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from telescope_core.sandboxes.errors import (
-    SandboxError,
-    SandboxFileError,
-    SandboxLimitError,
-)
 from telescope_core.sandboxes.protocol import (
     KILLED,
     WORK_FOLDER,
     Limit,
     Network,
     Sandbox,
+    SandboxError,
+    SandboxFileError,
+    SandboxLimitError,
     SandboxProvider,
     SandboxSpec,
     StopCause,

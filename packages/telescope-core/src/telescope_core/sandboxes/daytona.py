@@ -13,13 +13,18 @@ from typing import Any
 
 import aiohttp
 
-from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, whole_units
-from telescope_core.sandboxes.errors import (
+from telescope_core.sandboxes.protocol import (
+    ANY_CPUS,
+    ANY_MB,
+    ANY_SECONDS,
+    Limit,
+    Network,
     SandboxError,
+    SandboxSpec,
     SandboxUnavailableError,
     refused_by_service,
+    whole_units,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _CREATE_S = 300.0

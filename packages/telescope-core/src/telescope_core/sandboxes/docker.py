@@ -17,15 +17,21 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from telescope_core.sandboxes import docker_endpoint
-from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS, ResourceAmount
-from telescope_core.sandboxes.errors import (
+from telescope_core.sandboxes.protocol import (
+    ANY_CPUS,
+    ANY_MB,
+    ANY_SECONDS,
+    Limit,
+    Network,
+    ResourceAmount,
+    Sandbox,
     SandboxError,
     SandboxLimitError,
+    SandboxSpec,
     SandboxUnavailableError,
     refused_by_service,
     require_limits,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, Sandbox, SandboxSpec
 from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer, sdk_of
 
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from telescope_core.sandboxes.errors import SandboxError
+from telescope_core.sandboxes.protocol import SandboxError
 from telescope_core.sandboxes.tunnel import (
     FAREWELL,
     MAX_CHANNELS,

@@ -10,13 +10,15 @@ import os
 from collections.abc import Generator
 from typing import Any
 
-from telescope_core.sandboxes.amounts import ResourceAmount
-from telescope_core.sandboxes.errors import (
+from telescope_core.sandboxes.protocol import (
+    Limit,
+    Network,
+    ResourceAmount,
     SandboxError,
+    SandboxSpec,
     SandboxUnavailableError,
     refused_by_service,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 _REFUSALS = (400, 404, 422)

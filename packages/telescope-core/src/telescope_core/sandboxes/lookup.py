@@ -8,8 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from telescope_core.base.errors import ConfigError, unknown_name
-from telescope_core.sandboxes.errors import SandboxUnavailableError
-from telescope_core.sandboxes.protocol import SandboxProvider
+from telescope_core.sandboxes.protocol import SandboxProvider, SandboxUnavailableError
 
 GROUP = "telescope.sandboxes"
 

@@ -12,13 +12,17 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
-from telescope_core.sandboxes.errors import (
+from telescope_core.sandboxes.protocol import (
+    ANY_CPUS,
+    ANY_MB,
+    ANY_SECONDS,
+    Limit,
+    Network,
     SandboxError,
+    SandboxSpec,
     SandboxUnavailableError,
     refused_by_service,
 )
-from telescope_core.sandboxes.protocol import Limit, Network, SandboxSpec
 from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, read_in_shell, sdk_of
 
 _APP = "telescope-sandboxes"

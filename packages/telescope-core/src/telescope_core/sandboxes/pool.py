@@ -14,8 +14,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.sandboxes.errors import SandboxError
-from telescope_core.sandboxes.protocol import WORK_FOLDER, Sandbox, SandboxProvider, SandboxSpec
+from telescope_core.sandboxes.protocol import (
+    WORK_FOLDER,
+    Sandbox,
+    SandboxError,
+    SandboxProvider,
+    SandboxSpec,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _EMPTY = (

@@ -11,14 +11,19 @@ import uuid
 from collections.abc import Generator
 from typing import Any
 
-from telescope_core.sandboxes.amounts import ANY_CPUS, ANY_MB, ANY_SECONDS
-from telescope_core.sandboxes.errors import (
+from telescope_core.sandboxes.protocol import (
+    ANY_CPUS,
+    ANY_MB,
+    ANY_SECONDS,
+    KILLED,
+    Limit,
+    Network,
     SandboxError,
     SandboxLimitError,
+    SandboxSpec,
     SandboxUnavailableError,
     refused_by_service,
 )
-from telescope_core.sandboxes.protocol import KILLED, Limit, Network, SandboxSpec
 from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, read_in_shell, sdk_of
 
 _MB_IN_GB = 1024

@@ -1,18 +1,70 @@
-"""The protocol of sandboxes, which every provider implements, and its data types.
+"""The protocol of sandboxes, which every provider implements, its data types and its errors.
 
 A program that fails, reaches a limit or is killed has a result. Only a provider that fails raises
-`SandboxError`. `telescope_core.sandboxes.lookup` finds providers by name.
+`SandboxError`. An invalid amount, such as half a process, is an error for any provider; one that a
+provider cannot supply may be possible at another, and is refused when a sandbox is created.
+`telescope_core.sandboxes.lookup` finds providers by name.
 """
 
+import math
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, cast
 
-from telescope_core.base.errors import ConfigError
-from telescope_core.sandboxes.amounts import require_amount
+from telescope_core.base.errors import ConfigError, TelescopeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceAmount:
+    """The amounts of one resource that a provider can supply."""
+
+    most: int
+    why_most: str
+    """The reason for `most`, as in "this machine has 8"."""
+    least: float = 0
+    why_least: str = ""
+    multiple_of: int = 0
+    """Step of possible amounts; 0 = any amount."""
+
+    def refusal(self, value: float) -> str:
+        """Return why `value` cannot be supplied, as in "at most 8, ..."; empty if it can."""
+        if value > self.most:
+            return f"at most {self.most}, {self.why_most}"
+        if value < self.least:
+            return f"at least {self.least:g}, {self.why_least}"
+        if self.multiple_of and value % self.multiple_of:
+            return f"only multiples of {self.multiple_of}"
+        return ""
+
+
+ANY_CPUS = ResourceAmount(most=1 << 20, why_most="beyond which there is no machine")
+ANY_MB = ResourceAmount(most=1 << 31, why_most="beyond which there is no machine")
+"""2 PiB; services count MiB in 32 bits."""
+ANY_SECONDS = ResourceAmount(most=2**31 - 61, why_most="the most that its timer counts")
+"""68 years, with a minute to spare."""
+
+
+def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
+    """Raise ConfigError unless `value` is a finite number above 0, and a whole one if it must be.
+
+    `name`: name for errors, such as "memory_mb of a sandbox".
+    """
+    kind = "a whole number" if is_whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be {kind}, got {value!r}")
+    if not value > 0:
+        raise ConfigError(f"{name} must be above 0, got {value!r}")
+    if isinstance(value, float) and (is_whole or math.isinf(value)):
+        raise ConfigError(f"{name} must be {kind if is_whole else 'finite'}, got {value!r}")
+
+
+def whole_units(value: float | None, unit: int) -> int | None:
+    """Return an amount in the whole units that a service counts in; None stays None."""
+    return None if value is None else int(value // unit)
+
 
 WORK_FOLDER = "/tmp/work"
 """Folder inside every sandbox in which commands start; relative paths start there too."""
@@ -254,3 +306,71 @@ class SandboxProvider(Protocol):
     async def close(self) -> None:
         """Close every sandbox that is still open. Idempotent."""
         ...
+
+
+class SandboxError(TelescopeError):
+    """A provider failed, which is not the program's fault: the rollout is played again."""
+
+    exit_code = 6
+
+
+class SandboxUnavailableError(ConfigError):
+    """This machine or account cannot create sandboxes with a provider; says what to do."""
+
+
+class SandboxLimitError(ConfigError):
+    """A provider cannot set a limit that was requested."""
+
+
+class SandboxFileError(OSError):
+    """A file in a sandbox is missing, no file, or has no room: often the program's fault."""
+
+
+def require_limits(
+    provider: str,
+    spec: SandboxSpec,
+    given: Collection[Limit],
+    amounts: Mapping[Limit, ResourceAmount] | None = None,
+) -> None:
+    """Raise SandboxLimitError that names each limit in `spec` that a provider cannot set.
+
+    These are limits that are not among those `given`, and amounts that `amounts` cannot hold.
+    """
+    refused: list[str] = []
+    for limit, value in spec.asked_limits().items():
+        if limit not in given:
+            refused.append(_said(limit, value))
+        elif amounts and limit in amounts and (why := amounts[limit].refusal(cast(float, value))):
+            refused.append(f"{_said(limit, value)} ({why})")
+    if not refused:
+        return
+    known = ", ".join(sorted(limit.value for limit in given))
+    raise SandboxLimitError(
+        f"sandboxes of {provider!r} cannot give {', '.join(refused)}; they give: {known}. Change "
+        "it or leave it out in the sandbox's settings, or take another provider"
+    )
+
+
+def refused_by_service(provider: str, spec: SandboxSpec, said: object) -> SandboxLimitError:
+    """Return the error for a service that refuses the settings of a sandbox.
+
+    Another request would be refused as well, so it is no failure of the provider.
+    """
+    asked = ", ".join(_said(limit, value) for limit, value in spec.asked_limits().items())
+    return SandboxLimitError(
+        f"{provider} refuses to make a sandbox with {asked}: {said}. Change what it refuses in the "
+        "sandbox's settings, or take another provider"
+    )
+
+
+def require_endpoint(sandbox: str, spec: SandboxSpec) -> None:
+    """Raise SandboxLimitError unless addresses can be opened to a sandbox with `spec`."""
+    if spec.network is Network.NONE:
+        raise SandboxLimitError(
+            f"sandbox {sandbox} was made with network={spec.network}, so no address can be opened "
+            "to it; make it with SandboxSpec(network=Network.ENDPOINT)"
+        )
+
+
+def _said(limit: Limit, value: object) -> str:
+    return limit.value if "=" in limit.value else f"{limit.value}={value!r}"

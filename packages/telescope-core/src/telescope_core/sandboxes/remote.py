@@ -21,24 +21,23 @@ from shlex import quote
 from typing import Any, Protocol, runtime_checkable
 
 from telescope_core.base.errors import TelescopeError
-from telescope_core.sandboxes.amounts import ResourceAmount, require_amount
-from telescope_core.sandboxes.errors import (
-    SandboxError,
-    SandboxFileError,
-    SandboxUnavailableError,
-    require_endpoint,
-    require_limits,
-)
 from telescope_core.sandboxes.protocol import (
     KILLED,
     WORK_FOLDER,
     CommandResult,
     FileEntry,
     Limit,
+    ResourceAmount,
     Sandbox,
+    SandboxError,
+    SandboxFileError,
     SandboxSpec,
+    SandboxUnavailableError,
     StopCause,
     absolute,
+    require_amount,
+    require_endpoint,
+    require_limits,
 )
 
 _OVERHEAD_S = 60.0

@@ -8,16 +8,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from telescope_core.environments.episode import Episode
-from telescope_core.sandboxes.amounts import require_amount
-from telescope_core.sandboxes.errors import SandboxError
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.pool import PoolUsage, SandboxPool, require_pool_sizes
 from telescope_core.sandboxes.protocol import (
     CommandResult,
     Sandbox,
+    SandboxError,
     SandboxProvider,
     SandboxSpec,
     StopCause,
+    require_amount,
 )
 
 

@@ -1,9 +1,15 @@
 """Search tools over pages: a protocol for backends, a local corpus, and an environment on both."""
 
-from telescope_core.search.corpus import LocalCorpus
+from telescope_core.search.corpus import (
+    Hit,
+    LocalCorpus,
+    Page,
+    SearchBackend,
+    SearchError,
+    is_same_answer,
+    plain_answer,
+)
 from telescope_core.search.environment import SearchConfig, SearchEnvironment
-from telescope_core.search.exact import is_same_answer, plain_answer
-from telescope_core.search.pages import Hit, Page, SearchBackend, SearchError
 
 __all__ = [
     "Hit",

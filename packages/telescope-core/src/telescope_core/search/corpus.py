@@ -1,13 +1,59 @@
-"""`LocalCorpus`: pages in an SQLite full-text index in memory, without a network."""
+"""The protocol of search backends, and `LocalCorpus`: one in memory, without a network.
+
+`is_same_answer` compares the short answers that are searched for.
+"""
 
 import asyncio
 import re
 import sqlite3
 import threading
+import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.search.pages import Hit, Page
+from telescope_core.base.errors import EndpointError, EnvironmentLoadError
+
+
+class SearchError(EndpointError):
+    """A search backend failed; the rollout fails and has no reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page of a corpus or of the web."""
+
+    address: str
+    """Address for opening it: a URL, or an id in the corpus."""
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One result of a search."""
+
+    address: str
+    title: str
+    snippet: str
+    """A few words of the page."""
+
+
+class SearchBackend(Protocol):
+    """Searches and reads pages; raises SearchError on failure and never returns nothing instead."""
+
+    async def search(self, query: str, limit: int) -> Sequence[Hit]:
+        """Return at most `limit` hits, best first."""
+        ...
+
+    async def page(self, address: str) -> Page | None:
+        """Return the page at `address`; None if there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...
+
 
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 32
@@ -16,7 +62,7 @@ _SNIPPET_WORDS = 24
 
 
 class LocalCorpus:
-    """A search backend over `pages`, ranked by BM25; words of the title count three times.
+    """An SQLite full-text index over `pages`, ranked by BM25; words of the title count three times.
 
     A query finds pages with any of its words. Addresses must be distinct.
     """
@@ -78,3 +124,29 @@ class LocalCorpus:
     def _rows(self, query: str, values: tuple[object, ...]) -> list[tuple[str, ...]]:
         with self._lock:
             return self._database.execute(query, values).fetchall()
+
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_OF_NUMBERS = (
+    (re.compile(r"(?<![\w)])[-\u2212] ?(?=\d)"), " minus "),
+    (re.compile(r"(?<=\d)\.(?=\d)"), " point "),
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+)
+"""A sign, a decimal point, and thousands separators, each with its replacement."""
+_NO_WORD = re.compile(r"[^\w]+")
+_LONGEST = 1000
+
+
+def plain_answer(text: str) -> str:
+    """Return `text` in lower case without accents, articles and punctuation."""
+    spread = unicodedata.normalize("NFKD", text[:_LONGEST].casefold())
+    letters = "".join(one for one in spread if not unicodedata.combining(one))
+    for sign, word in _OF_NUMBERS:
+        letters = sign.sub(word, letters)
+    return " ".join(_ARTICLE.sub(" ", _NO_WORD.sub(" ", letters)).split())
+
+
+def is_same_answer(said: str, wanted: str) -> bool:
+    """Return whether an answer equals `wanted` up to spelling; an empty answer never does."""
+    plain = plain_answer(said)
+    return len(said) <= _LONGEST and bool(plain) and plain == plain_answer(wanted)

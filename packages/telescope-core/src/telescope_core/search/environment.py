@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_functions import ToolError, tool
 from telescope_core.environments.toolbox import ToolConfig
 from telescope_core.environments.tools import ToolEnvironment
-from telescope_core.search.pages import Page, SearchBackend
+from telescope_core.search.corpus import Page, SearchBackend
 
 _MAX_QUERY = 1000
 _MAX_FOUND = 8

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from telescope_core.sandboxes.errors import SandboxUnavailableError
 from telescope_core.sandboxes.local.command_line import Interpreter
+from telescope_core.sandboxes.protocol import SandboxUnavailableError
 
 _ASK = """
 import sys, sysconfig

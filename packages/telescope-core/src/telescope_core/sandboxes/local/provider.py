@@ -13,12 +13,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from telescope_core.sandboxes.amounts import ANY_SECONDS, ResourceAmount
-from telescope_core.sandboxes.errors import (
-    SandboxError,
-    SandboxUnavailableError,
-    require_limits,
-)
 from telescope_core.sandboxes.local import seccomp
 from telescope_core.sandboxes.local.cgroups import (
     ControlGroup,
@@ -29,9 +23,16 @@ from telescope_core.sandboxes.local.cgroups import (
 from telescope_core.sandboxes.local.command_line import InnerLimits, variables_of
 from telescope_core.sandboxes.local.interpreter import compiled, find_interpreter
 from telescope_core.sandboxes.local.sandbox import LocalSandbox
-from telescope_core.sandboxes.local.started import Ingredients, Started, start, started_by
-from telescope_core.sandboxes.local.template import Template
-from telescope_core.sandboxes.protocol import Limit, SandboxSpec
+from telescope_core.sandboxes.local.started import Ingredients, Started, Template, start, started_by
+from telescope_core.sandboxes.protocol import (
+    ANY_SECONDS,
+    Limit,
+    ResourceAmount,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailableError,
+    require_limits,
+)
 
 DEFAULT_MEMORY_MB = 512
 DEFAULT_DISK_MB = 64

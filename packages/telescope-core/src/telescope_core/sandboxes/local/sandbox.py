@@ -1,26 +1,109 @@
-"""One local sandbox: commands one after another, files, and its end."""
+"""One local sandbox: commands one after another, their output and memory, files, and its end."""
 
 import asyncio
 import contextlib
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
 
-from telescope_core.sandboxes.amounts import require_amount
-from telescope_core.sandboxes.errors import SandboxError, SandboxFileError, require_endpoint
-from telescope_core.sandboxes.local.capture import Capture
 from telescope_core.sandboxes.local.cgroups import ControlGroup
-from telescope_core.sandboxes.local.memory_watch import watch_memory
 from telescope_core.sandboxes.local.relay import relayed
 from telescope_core.sandboxes.local.started import Answer, Started, memory_file
 from telescope_core.sandboxes.protocol import (
     KILLED,
     CommandResult,
     FileEntry,
+    SandboxError,
+    SandboxFileError,
     SandboxSpec,
     StopCause,
     absolute,
+    require_amount,
+    require_endpoint,
 )
+
+_EVERY_S = 0.02
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+async def watch_memory(root_pid: int, max_bytes: int, on_exceeded: Callable[[], None]) -> None:
+    """Call `on_exceeded` once when `root_pid` and its descendants use more than `max_bytes`.
+
+    Without control groups, the kernel limits each process alone, and a program may start many.
+    """
+    while held_bytes(root_pid) <= max_bytes:  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(_EVERY_S)
+    on_exceeded()
+
+
+def held_bytes(root_pid: int) -> int:
+    """Return the memory of a process and its descendants, without pages of files."""
+    waiting, total = [root_pid], 0
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        try:
+            _, resident, shared, *_ = (folder / "statm").read_text().split()
+            total += max(0, int(resident) - int(shared)) * _PAGE_BYTES
+            for thread in (folder / "task").iterdir():
+                waiting += map(int, (thread / "children").read_text().split())
+        except OSError:
+            continue
+    return total
+
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Capture:
+    """A pipe that the event loop empties while a program writes to it, so that it never waits."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Open the pipe; `max_bytes` are kept."""
+        self._loop = asyncio.get_running_loop()
+        self._max_bytes = max_bytes
+        self._kept = bytearray()
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self.num_dropped_bytes = 0
+        self._is_open = True
+        self._loop.add_reader(self._reader, self._read_some)
+
+    def finish(self) -> bytes:
+        """Read the rest of the pipe, close it, and return the output that was kept."""
+        while self._is_open and self._read_some():
+            pass
+        self.close()
+        return bytes(self._kept)
+
+    def close_writer(self) -> None:
+        """Close our copy of the writing end; only the program's own then keeps the pipe open."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        """Close both ends. Idempotent."""
+        self.close_writer()
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._reader)
+            os.close(self._reader)
+
+    def _read_some(self) -> bool:
+        """Read once, and return whether there was data."""
+        try:
+            data = os.read(self._reader, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        room = self._max_bytes - len(self._kept)
+        self._kept += data[: max(0, room)]
+        self.num_dropped_bytes += max(0, len(data) - max(0, room))
+        return True
+
 
 _KILL_S = 5.0
 _FILE_S = 30.0
