@@ -15,7 +15,7 @@ from typing import Any, cast
 from telescope_core.base.protocols import ExampleSource
 from telescope_core.base.types import Example, Split
 from telescope_core.environments import Environment, ToolEnvironment
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
 from telescope_core.finding.locate import load_environment_class

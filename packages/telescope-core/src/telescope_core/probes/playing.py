@@ -24,8 +24,7 @@ from telescope_core.base.types import (
     StopReason,
 )
 from telescope_core.environments import Environment, Episode
-from telescope_core.playing.group_rewards import score_group
-from telescope_core.playing.rollout import play_rollout
+from telescope_core.playing.rollout import play_rollout, score_group
 from telescope_core.probes.completions import ShownExample, Try
 from telescope_core.probes.judging import Played
 from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan
