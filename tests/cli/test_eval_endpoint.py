@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from tests.core.pictures import png
 
-from telescope_cli.eval.endpoint import host_seen_by
+from telescope_cli.eval.play import host_seen_by
 from telescope_cli.main import main
 from telescope_core.evals import EvalFolder, read_result
 

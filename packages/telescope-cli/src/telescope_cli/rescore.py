@@ -18,15 +18,15 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 from rich.text import Text
 
-from telescope_cli.eval.flags import unparsed
-from telescope_cli.eval.options import (
+from telescope_cli.eval.command import (
     ConcurrencyOption,
     DeadlineSOption,
     EnvIsolationOption,
     EnvWorkersOption,
 )
+from telescope_cli.eval.flags import unparsed
 from telescope_cli.eval.play import recorded
-from telescope_cli.eval.view import print_unreadable, stderr_console
+from telescope_cli.eval.view import AsJsonOption, print_unreadable, stderr_console
 from telescope_cli.progress import progress_of
 from telescope_cli.rescore_view import print_rescored
 from telescope_cli.watch import find_run
@@ -91,9 +91,6 @@ OutputOption = Annotated[
     Path | None,
     typer.Option(help="New folder for the rollouts with their new rewards, as of an eval."),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,7 @@ def rescore_command(
     env_workers: EnvWorkersOption = 1,
     env_isolation: EnvIsolationOption = Isolation.AUTO,
     output: OutputOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Grade the saved rollouts of a run or an eval with another version of an environment.
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.eval.compare import difference_cells
 from telescope_cli.eval.view import WIDTH
 from telescope_core.base.secret_names import hidden
 from telescope_core.base.terminal import escaped
@@ -67,16 +68,9 @@ def _parts_table(parts: Sequence[PartChange]) -> Table:
     for number, part in enumerate(parts):
         name = escaped(part.name) if number == 0 else f"  {escaped(part.name)}"
         counts = (part.num_compared, part.num_rose, part.num_fell, part.num_failed)
-        table.add_row(Text(name), *map(str, counts), *_means(part))
+        means = difference_cells(part.difference)[:4] if part.difference else ["-"] * 4
+        table.add_row(Text(name), *map(str, counts), *means)
     return table
-
-
-def _means(part: PartChange) -> list[str]:
-    one = part.difference
-    if one is None:
-        return ["-"] * 4
-    interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}"
-    return [f"{one.before:.3f}", f"{one.after:.3f}", f"{one.change:+.3f}", interval]
 
 
 def _left_out_lines(rescored: Rescored) -> Iterator[str]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from telescope_cli.eval.options import AsJsonOption
-from telescope_cli.eval.view import WIDTH
+from telescope_cli.eval.view import WIDTH, AsJsonOption
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult, compare_results

@@ -1,6 +1,7 @@
 """Play the evals of one command, model by model, and record each in its own folder."""
 
 import re
+import socket
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -8,9 +9,8 @@ from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
-from telescope_cli.eval.endpoint import Endpoint, host_seen_by
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
@@ -20,8 +20,18 @@ from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.chat.client import ApiKey
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
+from telescope_core.processes.settings import split_address
 from telescope_core.records import RunState
 from telescope_core.reports import write_eval_report
+
+
+class _Endpoint(NamedTuple):
+    """The endpoint of an eval."""
+
+    base_url: str
+    model: str | None
+    """Name of the model there; None = the only one."""
+    api_key: ApiKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,7 @@ def _evaluate_model(
     return outcomes
 
 
-def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalOutcome:
+def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -> EvalOutcome:
     try:
         with contained():
             result = run(_play(request, folder, endpoint))
@@ -90,7 +100,7 @@ def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) 
     return EvalOutcome(request=request, folder=folder, result=folder.result())
 
 
-async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) -> EvalResult:
+async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -> EvalResult:
     from telescope_core.chat.client import ChatClient
     from telescope_core.chat.http import RequestLimits
     from telescope_core.chat.trouble import showing_troubles
@@ -139,10 +149,10 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: Endpoint) ->
 
 
 @contextmanager
-def _endpoint(request: EvalRequest, folder: EvalFolder) -> Generator[Endpoint, None, None]:
+def _endpoint(request: EvalRequest, folder: EvalFolder) -> Generator[_Endpoint, None, None]:
     """Yield the endpoint of the model; without a URL, start a server for it."""
     if request.base_url is not None:
-        yield Endpoint(request.base_url, request.model, request.api_key)
+        yield _Endpoint(request.base_url, request.model, request.api_key)
         return
     template = folder.path / "chat_template.jinja"
     if request.chat_template is not None:
@@ -152,7 +162,22 @@ def _endpoint(request: EvalRequest, folder: EvalFolder) -> Generator[Endpoint, N
         log_path=folder.path / "server.log",
         chat_template=None if request.chat_template is None else template,
     ) as served:
-        yield Endpoint(served.base_url, served.model, ApiKey(served.api_key))
+        yield _Endpoint(served.base_url, served.model, ApiKey(served.api_key))
+
+
+def host_seen_by(addresses: Sequence[str]) -> str:
+    """Return the address of this machine that the workers at `addresses` can reach.
+
+    Programs of an environment that runs elsewhere send their requests to it.
+    """
+    if not addresses:
+        return "127.0.0.1"
+    found = socket.getaddrinfo(*split_address(addresses[0]), type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Nothing is sent: the operating system chooses the interface that leads there.
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def _open_folders(

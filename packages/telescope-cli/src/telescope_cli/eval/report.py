@@ -10,12 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_cli.eval.compare import comparison_to_json
-from telescope_cli.eval.view import (
-    WIDTH,
-    format_interval,
-    print_result,
-    print_unreadable,
-)
+from telescope_cli.eval.view import WIDTH, print_result, print_unreadable, result_cells
 from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
@@ -128,14 +123,7 @@ def _eval_table(overview: RunOverview) -> Table:
     for name in ("pass@1", "95% interval", "reward", "scored"):
         table.add_column(name, justify="right")
     for name, result in overview.evals.items():
-        solved = result.pass_at.get(1)
-        table.add_row(
-            name,
-            f"{solved.mean:.3f}" if solved else "-",
-            format_interval(solved) if solved else "-",
-            f"{result.reward.mean:.3f}" if result.reward else "-",
-            f"{result.num_scored}/{result.num_rollouts}",
-        )
+        table.add_row(name, *result_cells(result, 1))
     return table
 
 

@@ -14,9 +14,9 @@ from telescope_cli.eval.view import (
     WIDTH,
     count_lines,
     first_errors,
-    format_interval,
     print_errors,
     print_result,
+    result_cells,
 )
 from telescope_core.base.errors import TooManyFailedError
 from telescope_core.base.types import JsonValue
@@ -91,22 +91,10 @@ def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
     for name in (f"pass@{k}", "95% interval", "reward", "scored"):
         table.add_column(name, justify="right")
     for one in outcomes:
-        table.add_row(one.request.environment, one.request.model or "", *_cells(one, k))
+        cells = result_cells(one.result, k) if one.result else ["-", "-", "-", "failed"]
+        table.add_row(one.request.environment, one.request.model or "", *cells)
     console.print(table)
     for one in outcomes:
         console.print(Text(f"{one.request.name}: {one.folder.path}"), soft_wrap=True)
         for line in count_lines(one.result) if one.result is not None else ():
             console.print(f"  {line}")
-
-
-def _cells(outcome: EvalOutcome, k: int) -> list[str]:
-    result = outcome.result
-    if result is None:
-        return ["-", "-", "-", "failed"]
-    solved = result.pass_at.get(k)
-    return [
-        f"{solved.mean:.3f}" if solved else "-",
-        format_interval(solved) if solved else "-",
-        f"{result.reward.mean:.3f}" if result.reward else "-",
-        f"{result.num_scored}/{result.num_rollouts}",
-    ]

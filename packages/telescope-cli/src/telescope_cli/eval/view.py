@@ -4,8 +4,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +22,10 @@ from telescope_core.records.rows import RolloutRow
 WIDTH = 80
 _MOST_ERRORS = 5
 _ERROR_CHARACTERS = 600
+
+AsJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on stdout.")
+]
 
 
 def stderr_console() -> Console:
@@ -173,6 +178,17 @@ def format_interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return "-"
     return f"{estimate.low:.3f} to {estimate.high:.3f}"
+
+
+def result_cells(result: EvalResult, k: int) -> list[str]:
+    """Return pass@k, its interval, the mean reward and the number of scored rollouts."""
+    solved = result.pass_at.get(k)
+    return [
+        f"{solved.mean:.3f}" if solved else "-",
+        format_interval(solved) if solved else "-",
+        f"{result.reward.mean:.3f}" if result.reward else "-",
+        f"{result.num_scored}/{result.num_rollouts}",
+    ]
 
 
 def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
