@@ -13,7 +13,7 @@ from telescope_adapters.harbor_grading import Graded, _plain_files, combined
 from telescope_adapters.harbor_tasks import read_tasks
 from telescope_core import RolloutStatus
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.sandboxes.errors import SandboxError
+from telescope_core.sandboxes.protocol import SandboxError
 
 STEPS = """
 multi_step_reward_strategy = "mean"

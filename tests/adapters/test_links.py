@@ -19,7 +19,7 @@ from telescope_adapters.openenv import OpenEnvEnvironment
 from telescope_adapters.ors import OrsEnvironment
 from telescope_adapters.settings import as_metrics
 from telescope_core.base.code_places import is_authors, own_frame
-from telescope_core.environments.attribute_checks import check_names
+from telescope_core.environments.building import check_names
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.finding import schemes
 from telescope_core.finding.locate import locate_environment

@@ -16,10 +16,10 @@ from telescope_core.harnesses.installed import (
     COMPLETE,
     VARIABLE,
     agents_folder,
+    open_harness,
     require_installed,
     require_readable,
 )
-from telescope_core.harnesses.lookup import open_harness
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_envs.install.agents import agent_states
 

@@ -13,7 +13,7 @@ from telescope_cli import main as cli
 from telescope_core.evals import EvalFolder
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.playing.group_rewards import score_group
+from telescope_core.playing.rollout import score_group
 from telescope_core.records import RunFolder, RunState, row_of
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, RolloutStatus, Split

@@ -62,15 +62,16 @@ from telescope_core.examples import ListSource, split_of
 from telescope_core.harnesses import AgentConfig, AgentEnvironment, AgentPlace, CommandHarness
 from telescope_core.playing.rollout import play_rollout
 from telescope_core.sandboxes.docker import DockerProvider
-from telescope_core.sandboxes.errors import SandboxLimitError, SandboxUnavailableError
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_core.sandboxes.local.provider import LocalProvider
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.protocol import (
     Network,
     Sandbox,
+    SandboxLimitError,
     SandboxProvider,
     SandboxSpec,
+    SandboxUnavailableError,
 )
 
 _ROOTS = ("/app", "/logs", "/root", "/solution", "/tests", "/workspace")

@@ -16,8 +16,13 @@ from typing import cast
 
 from telescope_adapters.harbor_images import packed
 from telescope_adapters.harbor_tasks import HarborStep, HarborTask, resolved
-from telescope_core.sandboxes.errors import SandboxError, SandboxFileError
-from telescope_core.sandboxes.protocol import CommandResult, Sandbox, StopCause
+from telescope_core.sandboxes.protocol import (
+    CommandResult,
+    Sandbox,
+    SandboxError,
+    SandboxFileError,
+    StopCause,
+)
 
 _FILES_S = 120.0
 _SAID = 4000

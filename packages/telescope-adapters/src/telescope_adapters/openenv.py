@@ -32,7 +32,7 @@ from telescope_core.base.types import (
     ToolCall,
 )
 from telescope_core.environments import Environment, Episode
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import Examples
 from telescope_core.examples import ListSource

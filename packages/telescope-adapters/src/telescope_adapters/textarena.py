@@ -25,7 +25,7 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.types import Split
 from telescope_core.environments import Environment
-from telescope_core.environments.class_checks import class_location
+from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.examples import GeneratedSource
 from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment

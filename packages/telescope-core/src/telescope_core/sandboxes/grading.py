@@ -3,10 +3,8 @@
 Only the inputs of one test enter the sandbox. The output is text or JSON and is compared here: an
 object that equals everything is no JSON, and the sandbox holds nothing to read or overwrite. A
 program that crashes, hangs, or ends its sandbox has failed. A provider's failure raises.
-
-`call_function` is for tests that need more than JSON has: tuples, sets, and dictionaries whose keys
-are no text. Their values are rebuilt here from JSON, so that only the built-in types come back, and
-comparing them runs no code of the program's.
+`call_function` is for tests that need more than JSON has. Their values are rebuilt here from JSON:
+only the built-in types come back, and comparing them runs no code of the program's.
 """
 
 import json

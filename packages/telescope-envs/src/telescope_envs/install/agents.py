@@ -12,9 +12,11 @@ from telescope_core.harnesses.installed import (
     COMPLETE,
     agent_folder,
     agents_folder,
+    harness_excluded,
+    harness_names,
+    harness_requirements,
     require_readable,
 )
-from telescope_core.harnesses.lookup import harness_excluded, harness_names, harness_requirements
 from telescope_core.sandboxes.local.interpreter import find_interpreter
 from telescope_envs.install.venv import clear_scratch
 from telescope_envs.processes.uv import Uv
