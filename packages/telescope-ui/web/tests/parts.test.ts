@@ -5,7 +5,7 @@ import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
 import { ordered, paged } from "../src/lib/order.ts";
-import { alone, byteTicks, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
+import { alone, byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { narrowed, unanswered } from "../src/lib/narrow.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../src/lib/shades.ts";
@@ -98,6 +98,8 @@ test("labels of an axis are within it, evenly apart, and not too many", () => {
 test("labels of bytes are round in their unit", () => {
   const found = byteTicks(0, 8 * 2 ** 30, 4).map((one) => one / 2 ** 30);
   assert.deepEqual(found, [0, 2, 4, 6, 8]);
+  const narrow = byteTicks(12 * 2 ** 30, 12.004 * 2 ** 30, 4);
+  assert.deepEqual(distinct(narrow, formatBytes).map(formatBytes), ["12 GiB"]);
 });
 
 test("a rollout is seen on the timeline, whole or by its longest call", () => {

@@ -5,7 +5,7 @@ import { seriesColor } from "../lib/colors.ts";
 import { useCursor } from "../lib/cursor.ts";
 import { formatDate, formatNumber, formatTick } from "../lib/format.ts";
 import { saveSvg } from "../lib/save.ts";
-import { byteTicks, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks, type Scale } from "../lib/scales.ts";
+import { byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks, type Scale } from "../lib/scales.ts";
 import { BottomAxis, LeftAxis } from "./Axis.tsx";
 import { Curve, Whiskers } from "./Curve.tsx";
 import { useDrag } from "./drag.ts";
@@ -226,7 +226,7 @@ function frameOf(props: Props, width: number, height: number): Frame | null {
   const range = rangeOf(props);
   const domain = props.domain ?? extent([...series.map((one) => one.xs), points.map((one) => one.x)]);
   if (!range || !domain) return null;
-  const levels = levelsOf(range, props);
+  const levels = distinct(levelsOf(range, props), format);
   const left = 12 + 6.3 * Math.max(4, ...levels.map((level) => format(level).length));
   const x = linear(domain[0], domain[1], left, Math.max(left + 40, width - RIGHT));
   const y = (scale === "log" ? logarithmic : linear)(range[0], range[1], height - BOTTOM, TOP);

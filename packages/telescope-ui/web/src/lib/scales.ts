@@ -58,6 +58,12 @@ export function ticks(from: number, to: number, count: number): number[] {
   return found;
 }
 
+/** Those of `values` whose text differs from that of the one before: an axis says nothing twice. */
+export function distinct(values: number[], format: (value: number) => string): number[] {
+  const texts = values.map(format);
+  return values.filter((_, at) => texts[at] !== texts[at - 1]);
+}
+
 /** Steps that are round in the unit that bytes are told in. */
 export function byteTicks(from: number, to: number, count: number): number[] {
   const largest = Math.max(Math.abs(from), Math.abs(to), 1);
