@@ -377,8 +377,7 @@ def test_one_that_differs_is_named_where_all_others_are_the_same(tmp_path, run):
 
 def test_a_trace_that_is_cut_has_all_sources_up_to_a_moment_and_says_it(tmp_path, run, monkeypatch):
     number = 2_300
-    for page in ("trace", "timeline"):
-        monkeypatch.setattr(f"telescope_ui.pages.{page}.MAX_TRACE_SPANS", 2_000)
+    monkeypatch.setattr("telescope_ui.pages.timeline.MAX_TRACE_SPANS", 2_000)
     columns = {
         "time_s": [BEGAN_S + 0.001 * (at // 2) for at in range(number)],
         "duration_s": [0.5] * number,

@@ -26,7 +26,7 @@ from telescope_ui.files.eval_files import (
 from telescope_ui.index import queries
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
-from telescope_ui.pages.overview import eval_points
+from telescope_ui.pages.happened import eval_points
 from telescope_ui.pages.rollout import (
     Calls,
     calls_among,

@@ -1,16 +1,25 @@
-"""Events of a run besides its steps: restarts, lost servers, evals, a first untrained step."""
+"""Events of a run besides its steps: restarts, lost servers, evals, checkpoints.
+
+They are read from small files of its folder, `SmallFiles` from those that are one object.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 from telescope_core.records.eval_points import EvalPointState
+from telescope_core.records.files import read_json
 from telescope_core.records.servers import ServerState
-from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.answers import JsonObject, NotThereError
+from telescope_ui.files.run_files import Stamp, folders, inside, object_in, stamp_of
 from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.rewards import untrained
 
 _MOST = 1000
 """Most moments, the newest ones, because a server may be lost again and again."""
+_MAX_CHECKPOINTS = 1000
+_MAX_MANIFEST_BYTES = 4 * 2**20
 
 
 def happened(
@@ -95,3 +104,75 @@ def _first_untrained(run: OneRun) -> Iterator[JsonObject]:
             time_s = None if math.isnan(at) else at
         address = run.address("rollouts") + f"?step_from={first}&step_to={first}"
         yield _moment(time_s, "step", text, "no group had a signal", address)
+
+
+def eval_points(run: OneRun) -> list[JsonObject]:
+    """Return the outcome of each eval, with its folder if that exists."""
+    there = {path.name for path in folders(run.path, "evals")}
+    found: list[JsonObject] = []
+    for point in run.eval_points.rows():
+        # Older runs recorded no folder, and named it so where the name of the eval allowed it.
+        folder = point.get("folder") or f"{point.get('name')}-{point.get('tag')}"
+        found.append({**point, "folder": folder if folder in there else None})
+    return found
+
+
+def server_events(run: OneRun) -> list[JsonObject]:
+    """Return the events of servers, oldest first; lines without a time are left out."""
+    rows = run.server_events.rows()
+    return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
+
+
+def _complete(row: JsonObject) -> JsonObject:
+    """Return a line of `servers.jsonl` with every field of its schema."""
+    fields = {"server": "", "role": "", "life": 1, "state": "", "version": None, "reason": ""}
+    return {**fields, **row}
+
+
+class SmallFiles:
+    """Reads JSON files; one that is too large is left out, with a note on the page."""
+
+    def __init__(self, run: Path) -> None:
+        """Read in the resolved folder `run`."""
+        self._run = run
+        self.problems: list[str] = []
+
+    def read(self, name: str) -> JsonObject | None:
+        """Return the object in a file of the run; None if there is none."""
+        try:
+            return object_in(self._run, name)
+        except NotThereError as error:
+            self.problems.append(str(error))
+            return None
+
+    def manifest(self, name: str) -> JsonObject | None:
+        """Return the time of a checkpoint; None if it is not complete."""
+        path = inside(self._run, "checkpoints", name, "checkpoint.json")
+        stamp = None if path is None else stamp_of(path)
+        if path is None or stamp is None:
+            return None
+        if stamp.size > _MAX_MANIFEST_BYTES:
+            self.problems.append(
+                f"checkpoints/{name}/checkpoint.json has {stamp.size / 2**20:,.0f} MiB, and at "
+                f"most {_MAX_MANIFEST_BYTES // 2**20} are read; the checkpoint is not listed"
+            )
+            return None
+        return _manifest(path, stamp)
+
+
+@lru_cache(maxsize=4096)
+def _manifest(path: Path, stamp: Stamp) -> JsonObject | None:
+    """Read the shown fields of a manifest; `stamp` identifies its content."""
+    found = read_json(path)
+    return None if found is None else {name: found.get(name) for name in ("step", "created_at")}
+
+
+def checkpoints(run: OneRun, small: SmallFiles | None = None) -> list[JsonObject]:
+    """Return the checkpoints of the run, in order of time."""
+    small = small or SmallFiles(run.path)
+    found: list[JsonObject] = []
+    for folder in folders(run.path, "checkpoints")[:_MAX_CHECKPOINTS]:
+        about = small.manifest(folder.name)
+        if about is not None:
+            found.append({"name": folder.name, **about})
+    return sorted(found, key=lambda one: str(one["created_at"]))

@@ -1,12 +1,14 @@
 """`/runs/{run}/infra`: readings of meters, thinned; with many GPUs, quantiles and outliers.
 
-Waiting requests and the processes of environments are in the metrics of steps.
+Queues of the sampler and the processes of environments are in the metrics of steps.
 """
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from telescope_ui.base.answers import JsonObject
+from telescope_ui.base.curves import Drawn, shared_curves
 from telescope_ui.base.parameters import InfraParameters
 from telescope_ui.base.wrong_addresses import unfit
 from telescope_ui.files.damage import answering
@@ -14,8 +16,7 @@ from telescope_ui.files.database import Database
 from telescope_ui.index import queries
 from telescope_ui.index.block_tables import Source, block_files, block_problems, block_source
 from telescope_ui.index.one_run import OneRun
-from telescope_ui.pages.overview import server_events
-from telescope_ui.pages.queues import queues_of, workers_of
+from telescope_ui.pages.happened import server_events
 from telescope_ui.pages.timeline_spans import Window, window_of
 
 FLEET = 64
@@ -26,6 +27,7 @@ _LEAST_DEVIATIONS = 3.5
 _LEAST_OF_MEAN = 3.0
 """Least deviation from the mean that is reported for four or fewer sources."""
 _LEAST_SHARE = 0.02
+_WORKERS = "workers/"
 _STATES = ("time_s", "state", "life", "version", "reason")
 
 
@@ -56,8 +58,8 @@ def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject
         **{"from": window.first_s, "to": window.last_s},
         **found,
         "servers": _servers(run),
-        "queues": queues_of(run, points=asked.points),
-        "workers": workers_of(run, points=asked.points),
+        "queues": _queues(run, points=asked.points),
+        "workers": _workers(run, points=asked.points),
         "problems": [
             *block_problems(database.damage, run.path, "gauges"),
             *run.line_problems(),
@@ -178,7 +180,7 @@ def _outliers(rows: Sequence[tuple[Any, ...]]) -> list[JsonObject]:
     for (_, name), values in by_meter.items():
         if len(values) < 4:
             continue
-        middle = _median([value for _, value in values])
+        middle = median([value for _, value in values])
         spread, least = _spread([value for _, value in values], middle)
         for source, value in values:
             if spread > 0 and abs(value - middle) >= least:
@@ -195,17 +197,11 @@ def _spread(values: Sequence[float], middle: float) -> tuple[float, float]:
     distance then replaces it, and a value must also differ by a share of itself to be far away.
     """
     distances = [abs(value - middle) for value in values]
-    spread = 1.4826 * _median(distances)
+    spread = 1.4826 * median(distances)
     if spread > 0:
         return spread, _LEAST_DEVIATIONS * spread
     spread = 1.2533 * sum(distances) / len(distances)
     return spread, max(_LEAST_OF_MEAN * spread, _LEAST_SHARE * abs(middle))
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _servers(run: OneRun) -> list[JsonObject]:
@@ -224,3 +220,31 @@ def _server(name: str, states: Sequence[JsonObject]) -> JsonObject:
         "num_lives": max(state["life"] for state in states),
         "states": {"columns": queries.as_columns(_STATES, rows)},
     }
+
+
+def _queues(run: OneRun, *, points: int) -> JsonObject:
+    """Return the curves of all metrics of queues, over steps."""
+    names = [name for name in run.metrics.names() if name.startswith("queue/")]
+    return _curves(run, names, points)
+
+
+def _workers(run: OneRun, *, points: int) -> list[JsonObject]:
+    """Return the metrics of each environment's processes, over steps and at the newest."""
+    by_environment: dict[str, list[str]] = {}
+    for name in run.metrics.names():
+        environment, found, meter = name.removeprefix(_WORKERS).rpartition("/")
+        if name.startswith(_WORKERS) and found and meter:
+            by_environment.setdefault(environment, []).append(name)
+    return [
+        {
+            "environment": environment,
+            "latest": {name.rpartition("/")[2]: run.metrics.latest(name) for name in names},
+            "curves": _curves(run, names, points),
+        }
+        for environment, names in sorted(by_environment.items())
+    ]
+
+
+def _curves(run: OneRun, names: Sequence[str], points: int) -> JsonObject:
+    columns = run.metrics.columns(names)
+    return shared_curves(columns.steps, columns.values, Drawn(points, smooth=1))

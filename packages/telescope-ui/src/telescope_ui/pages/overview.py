@@ -2,10 +2,15 @@
 
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.parameters import OverviewParameters
-from telescope_ui.files.run_files import folders, inside
+from telescope_ui.files.run_files import inside
 from telescope_ui.index.one_run import OneRun, settings_of
-from telescope_ui.pages.checkpoints import SmallFiles, checkpoints
-from telescope_ui.pages.happened import happened
+from telescope_ui.pages.happened import (
+    SmallFiles,
+    checkpoints,
+    eval_points,
+    happened,
+    server_events,
+)
 from telescope_ui.pages.health import tiles, time_spent
 from telescope_ui.pages.rewards import environment_courses, evals_on_course, reward_course
 from telescope_ui.pages.sections import curves_of
@@ -36,7 +41,7 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
         "time": time_spent(run, points),
         "tiles": tiles(run),
         "diagnoses": found.findings_as_json(run),
-        "restarts": restarts(run),
+        "restarts": run.restarts.rows(),
         "eval_points": points,
         "self_tests": (small.read("self_tests.json") or {}).get("tests", []),
         "checkpoints": saved,
@@ -65,31 +70,3 @@ def _identity(run: OneRun) -> JsonObject:
         "last_change_s": run.changed_s(),
         "folder": str(run.opened),
     }
-
-
-def restarts(run: OneRun) -> list[JsonObject]:
-    """Return the restarts of trainer ranks."""
-    return run.restarts.rows()
-
-
-def eval_points(run: OneRun) -> list[JsonObject]:
-    """Return the outcome of each eval, with its folder if that exists."""
-    there = {path.name for path in folders(run.path, "evals")}
-    found: list[JsonObject] = []
-    for point in run.eval_points.rows():
-        # Older runs recorded no folder, and named it so where the name of the eval allowed it.
-        folder = point.get("folder") or f"{point.get('name')}-{point.get('tag')}"
-        found.append({**point, "folder": folder if folder in there else None})
-    return found
-
-
-def server_events(run: OneRun) -> list[JsonObject]:
-    """Return the events of servers, oldest first; lines without a time are left out."""
-    rows = run.server_events.rows()
-    return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
-
-
-def _complete(row: JsonObject) -> JsonObject:
-    """Return a line of `servers.jsonl` with every field of its schema."""
-    fields = {"server": "", "role": "", "life": 1, "state": "", "version": None, "reason": ""}
-    return {**fields, **row}

@@ -1,19 +1,24 @@
-"""`/runs/{run}/timeline`: activities over time, as bars and densities in a window."""
+"""`/runs/{run}/timeline`: activities over time, as bars and densities in a window.
 
-from collections.abc import Iterable, Mapping, Sequence
+Below it, `trace.json` has them as trace events, which Perfetto and Chrome open.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.lanes import Bar, Change, depths_of, lanes_of, mean_numbers
-from telescope_ui.base.parameters import TimelineParameters
-from telescope_ui.files.database import Database
+from telescope_ui.base.parameters import TimelineParameters, WindowParameters
+from telescope_ui.files.database import Database, quoted
 from telescope_ui.index.block_tables import Source
 from telescope_ui.index.one_run import OneRun, seconds_of
-from telescope_ui.pages.checkpoints import checkpoints
-from telescope_ui.pages.overview import eval_points, restarts, server_events
+from telescope_ui.pages.happened import checkpoints, eval_points, server_events
 from telescope_ui.pages.timeline_spans import (
     COLUMNS,
+    MAX_EVENTS,
+    MAX_STEP_FILES,
+    Spans,
     Window,
     answering_in,
     extent_of,
@@ -23,7 +28,7 @@ from telescope_ui.pages.timeline_spans import (
     window_of,
 )
 
-MAX_BARS = 2000
+_MAX_BARS = 2000
 """Most bars of one row; with more, all of them become a density."""
 MAX_TRACE_SPANS = 200_000
 """Most spans of a trace for Perfetto; a longer trace is cut."""
@@ -81,7 +86,7 @@ def _page(run: OneRun, database: Database, asked: TimelineParameters) -> JsonObj
     index = _COMPLETE
     if spans.is_too_wide:
         index = run.stages.refresh()
-        add_stages(run, rows, scale, with_generating="calls" not in spans.kinds)
+        _add_stages(run, rows, scale, with_generating="calls" not in spans.kinds)
     _add_evals(run, rows, window)
     steps = [pair for pair in step_ends(run) if window.first_s <= pair[1] <= window.last_s + 1]
     steps = steps[:: max(1, -(-len(steps) // _MAX_STEPS))]
@@ -112,7 +117,7 @@ def _row_order(row: JsonObject) -> tuple[Any, ...]:
     return _ORDER.index(row["kind"]), int(number) if number.isdecimal() else 0, label
 
 
-def kind_of(source: str, *, is_called: bool = False) -> str:
+def _kind_of(source: str, *, is_called: bool = False) -> str:
     """Return the kind of a source of spans."""
     if source == "driver":
         return "driver"
@@ -144,16 +149,16 @@ def _rows(
     shown = _in_window(source)
     values = (*source.values, scale.window.last_s, scale.window.first_s)
     found = _narrow(database, Source(sql=shown, values=values), scale)
-    most = min(MAX_BARS, max(50, _MAX_ALL_BARS // max(1, len(found))))
+    most = min(_MAX_BARS, max(50, _MAX_ALL_BARS // max(1, len(found))))
     rows: dict[str, JsonObject] = {}
     for name, one in found.items():
-        rows[name] = _empty_row(name, kind_of(name, is_called=one.is_called))
+        rows[name] = _empty_row(name, _kind_of(name, is_called=one.is_called))
         if one.density["bucket"]:
             rows[name]["density"] = one.density
     as_bars = [name for name, one in found.items() if 0 < one.num_wide <= most]
     if as_bars:
         sql = (
-            f"SELECT {', '.join(_quoted(COLUMNS))} FROM {shown} WHERE (duration_s >= ? "
+            f"SELECT {', '.join(map(quoted, COLUMNS))} FROM {shown} WHERE (duration_s >= ? "
             "OR duration_s = 0) AND source IN (SELECT unnest(?)) "
             "ORDER BY source, time_s, duration_s DESC"
         )
@@ -204,10 +209,6 @@ def _narrow(database: Database, shown: Source, scale: _Scale) -> dict[str, _Narr
     return found
 
 
-def _quoted(names: Iterable[str]) -> list[str]:
-    return [f'"{name}"' for name in names]
-
-
 def _add_bars(
     run: OneRun, rows: Mapping[str, JsonObject], found: Sequence[tuple[Any, ...]]
 ) -> None:
@@ -220,7 +221,7 @@ def _add_bars(
         is_nested = row["kind"] in ("driver", "rank")
         lanes = depths_of(bars) if is_nested else lanes_of(bars)
         row["num_lanes"] = 1 + max(lanes)
-        addresses = [rollout_address(run, span[3], span[6:]) for span in spans]
+        addresses = [_rollout_address(run, span[3], span[6:]) for span in spans]
         columns = (
             *([span[at] for span in spans] for at in (0, 1)),
             lanes,
@@ -230,7 +231,7 @@ def _add_bars(
         row["bars"] = {"columns": dict(zip(_BARS, columns, strict=True))}
 
 
-def rollout_address(run: OneRun, step: int | None, key: Sequence[Any]) -> str:
+def _rollout_address(run: OneRun, step: int | None, key: Sequence[Any]) -> str:
     """Return the address of a rollout, given (environment, group_id, index, attempt).
 
     Without a step it is a rollout of an eval, and the folder of the eval replaces the environment.
@@ -286,7 +287,7 @@ def _names(database: Database, chosen: Source, scale: _Scale) -> dict[tuple[str,
     return {(source, bucket): name for source, bucket, name in rows}
 
 
-def add_stages(
+def _add_stages(
     run: OneRun, rows: dict[str, JsonObject], scale: _Scale, *, with_generating: bool
 ) -> None:
     """Add the numbers of attempts in each stage, for a window with too many event files."""
@@ -305,7 +306,7 @@ def add_stages(
             if value > cell["most"]:
                 cell |= {"most": value, "name": name}
     for source, cells in busy.items():
-        row = rows.setdefault(source, _empty_row(source, kind_of(source, is_called=True)))
+        row = rows.setdefault(source, _empty_row(source, _kind_of(source, is_called=True)))
         buckets = sorted(cells)
         row["is_too_wide"] = True
         row["density"] = {
@@ -329,7 +330,7 @@ def _state_bars(events: Sequence[JsonObject], scale: _Scale) -> dict[str, JsonOb
             end_s = states[at + 1]["time_s"] if at + 1 < len(states) else window.last_s
             is_shown = start_s < window.last_s and end_s >= window.first_s
             least_s = scale.pixel_s if state["state"] == "updating" else 0.0
-            is_wide = end_s - start_s >= least_s and len(columns["name"]) < MAX_BARS
+            is_wide = end_s - start_s >= least_s and len(columns["name"]) < _MAX_BARS
             if state["state"] != "serving" and is_shown and is_wide:
                 about = (state["state"], None, state["version"], state["reason"], "")
                 values = (start_s, end_s - start_s, _STATES_LANE, *about)
@@ -376,7 +377,7 @@ def _marks(run: OneRun, states: Sequence[JsonObject], window: Window) -> list[Js
             mark = {"time_s": time_s, "kind": kind, "label": label, "address": address}
             found.append(mark)
 
-    for one in restarts(run):
+    for one in run.restarts.rows():
         add(one.get("time_s"), "restart", f"back to step {one.get('step')}: {one.get('reason')}")
     for one in checkpoints(run):
         add(seconds_of(one["created_at"]), "checkpoint", str(one["name"]))
@@ -387,3 +388,86 @@ def _marks(run: OneRun, states: Sequence[JsonObject], window: Window) -> list[Js
         if one["state"] in ("lost", "given up"):
             add(one["time_s"], "server", f"{one['server']} {one['state']}: {one['reason']}")
     return sorted(found, key=lambda mark: mark["time_s"])[:1000]
+
+
+def trace_page(run: OneRun, database: Database, asked: WindowParameters) -> JsonObject:
+    """Return the spans of a window as complete events, one process for each source.
+
+    At most `MAX_TRACE_SPANS` are given, over all sources: those that began first. `otherData` says
+    up to which time.
+    """
+    return answering_in(run, database, asked, lambda: _trace(run, database, asked))
+
+
+def _trace(run: OneRun, database: Database, asked: WindowParameters) -> JsonObject:
+    window = window_of(extent_of(run, database), asked.first_s, asked.last_s)
+    spans = spans_of(run, database, window)
+    rows = _trace_rows(database, spans, window)
+    about = _trace_notes(spans, window, rows)
+    rows = sorted(rows[:MAX_TRACE_SPANS], key=lambda row: (row[0], row[1], -row[2]))
+    by_source: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        by_source.setdefault(row[0], []).append(row)
+    events: list[JsonObject] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": source}}
+        for pid, source in enumerate(by_source, 1)
+    ]
+    for pid, (source, own) in enumerate(by_source.items(), 1):
+        events += _trace_events(run, pid, source, own)
+    return {"traceEvents": events, "otherData": about}
+
+
+def _trace_rows(database: Database, spans: Spans, window: Window) -> list[tuple[Any, ...]]:
+    """Return the first spans of a window in order of time, and one more if there are more."""
+    if spans.source is None:
+        return []
+    sql = (
+        "SELECT source, time_s, duration_s, name, step, version, note, environment, group_id, "
+        f'"index", attempt FROM {spans.source.sql} WHERE time_s < ? AND time_s + duration_s >= ? '
+        f"AND duration_s >= 0 ORDER BY time_s, source, duration_s DESC LIMIT {MAX_TRACE_SPANS + 1}"
+    )
+    return database.rows(sql, (*spans.source.values, window.last_s, window.first_s))
+
+
+def _trace_notes(spans: Spans, window: Window, rows: list[tuple[Any, ...]]) -> JsonObject:
+    is_cut = len(rows) > MAX_TRACE_SPANS
+    last_s = rows[MAX_TRACE_SPANS][1] if is_cut else window.last_s
+    notes: list[str] = []
+    if is_cut:
+        notes.append(
+            f"a trace holds {MAX_TRACE_SPANS:,} spans: this one ends at {last_s:.3f}; ask for the "
+            f"rest with from={last_s:.3f}&to={window.last_s:.3f}"
+        )
+    if spans.is_too_wide:
+        notes.append(
+            f"stages of environments are left out, as they are more than {MAX_EVENTS:,} or in "
+            f"more than {MAX_STEP_FILES} files; choose a smaller window"
+        )
+    return {
+        **{"from": window.first_s, "to": last_s, "is_cut": is_cut},
+        "has_stages": not spans.is_too_wide,
+        "notes": notes,
+        "problems": list(spans.problems),
+    }
+
+
+def _trace_events(
+    run: OneRun, pid: int, source: str, own: list[tuple[Any, ...]]
+) -> list[JsonObject]:
+    is_nested = _kind_of(source) in ("driver", "rank")
+    # Events of one thread must lie in each other, so what overlaps gets threads of its own.
+    bars = [Bar(row[1], row[1] + row[2]) for row in own]
+    threads = [0] * len(own) if is_nested else lanes_of(bars)
+    found: list[JsonObject] = []
+    for row, thread in zip(own, threads, strict=True):
+        arguments: JsonObject = dict(zip(("step", "version", "note"), row[4:7], strict=True))
+        address = _rollout_address(run, row[4], row[7:])
+        if address:
+            arguments["rollout"] = address
+        found.append(
+            {
+                **{"ph": "X", "pid": pid, "tid": thread, "name": row[3], "args": arguments},
+                **{"ts": row[1] * 1e6, "dur": row[2] * 1e6},
+            }
+        )
+    return found

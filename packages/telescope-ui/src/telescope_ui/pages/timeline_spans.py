@@ -31,7 +31,7 @@ from telescope_ui.index.event_tables import (
     usable,
 )
 from telescope_ui.index.one_run import OneRun, seconds_of
-from telescope_ui.pages.overview import eval_points, server_events
+from telescope_ui.pages.happened import eval_points, server_events
 
 COLUMNS = (
     *("source", "time_s", "duration_s", "name", "step", "version", "note"),

@@ -31,10 +31,8 @@ from telescope_ui.files.damage import with_details
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import inside
 from telescope_ui.index.runs import Runs
-from telescope_ui.pages.compare import compare_page
-from telescope_ui.pages.compare_examples import compare_examples_page
+from telescope_ui.pages.compare import compare_examples_page, compare_page, difference_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.difference import difference_page
 from telescope_ui.pages.evals import (
     eval_page,
     eval_rollout_page,
@@ -48,8 +46,7 @@ from telescope_ui.pages.overview import overview_page
 from telescope_ui.pages.rollout import key_of, rollout_page
 from telescope_ui.pages.rollouts import rollouts_page
 from telescope_ui.pages.runs import runs_page
-from telescope_ui.pages.timeline import timeline_page
-from telescope_ui.pages.trace import trace_page
+from telescope_ui.pages.timeline import timeline_page, trace_page
 from telescope_ui.web.live import Watcher, events_for
 from telescope_ui.web.shell import STATIC, Shell
 
