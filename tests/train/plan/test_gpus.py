@@ -10,7 +10,7 @@ from telescope_train.config.fields import was_set
 from telescope_train.models import device as device_module
 from telescope_train.models.device import machine_gpus
 from telescope_train.models.facts import facts_of
-from telescope_train.plan.checks.weights import weights_device_problems
+from telescope_train.plan.checks.cluster import weights_device_problems
 from telescope_train.plan.gpus import CONTEXT_BYTES, colocated, gpu_problems, num_gpus_needed
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import rank_memory, resident_bytes, server_memory

@@ -18,11 +18,10 @@ from telescope_cli.main import main
 from telescope_core.errors import ConfigError
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
-from telescope_train.plan.activations import how_activations_are_kept
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
 from telescope_train.plan.notes import notes_of
-from telescope_train.plan.plan import Plan, make_plan
+from telescope_train.plan.plan import Plan, how_activations_are_kept, make_plan
 from telescope_train.plan.prepared import prepare
 from telescope_train.plan.text import render_plan
 from telescope_train.run import announce

@@ -8,7 +8,7 @@ import pytest
 from telescope_core.errors import ConfigError
 from telescope_train.inference.fleet import server_settings
 from telescope_train.models.facts import UNKNOWN_FACTS
-from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
+from telescope_train.plan.checks.trainer import routing_device_problems, routing_model_problems
 from telescope_train.plan.load import load_train_config
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--routing_replay", "true"]

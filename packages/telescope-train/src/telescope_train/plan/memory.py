@@ -6,13 +6,15 @@ other allocations of FSDP and attention kernels are not known before a run.
 
 from dataclasses import dataclass
 
+from telescope_train.backends.megatron.layout import megatron_layout
+from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 from telescope_train.models.recomputed_layers import LayerBytes
-from telescope_train.plan.megatron_memory import megatron_activations, megatron_state
 
-BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
 ACTIVATIONS = "activations"
 GATHERED = "gathered weights"
@@ -201,3 +203,89 @@ def _training_state(
 def _logits_of_a_block(device: Device) -> int:
     """Bytes of a block of logits in `logprobs`; repeated here because plans import no torch."""
     return 2**25 if device == "cuda" else 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Numbers of parameters that a rank of backend `megatron` holds, in the largest stage."""
+
+    dense: int
+    """Parameters of layers without experts, embeddings and head."""
+    experts: int
+
+    @property
+    def all(self) -> int:
+        return self.dense + self.experts
+
+
+def megatron_state(
+    config: TrainConfig, facts: ModelFacts, compute: int, *, device: Device
+) -> list[tuple[str, int]]:
+    """Return the bytes of the model on a rank; `compute`: bytes of a number in layers."""
+    section = config.megatron
+    layout = megatron_layout(section, config.trainer.trainer_num_workers)
+    held = _held(facts, layout)
+    is_low = compute < BYTES_PER_VALUE["float32"]
+    gradient = 4 if is_low and section.megatron_grad_reduce_in_fp32 else compute
+    adam = _optimizer_bytes(section, is_low=is_low) * _stepped(held, layout, section)
+    if device == "cuda" and section.megatron_optimizer_cpu_offload:
+        adam *= 1 - section.megatron_optimizer_offload_fraction
+    parts = [
+        ("weights", compute * held.all),
+        ("gradient buffers", gradient * held.all),
+        ("Adam", round(adam)),
+    ]
+    if config.algorithm.needs_reference:
+        parts.append(("reference model", compute * held.all))
+    return parts
+
+
+def megatron_activations(config: TrainConfig, facts: ModelFacts, compute: int) -> int | None:
+    """Return the bytes of rows in flight for their backward pass; None = sizes unknown.
+
+    The first of P stages works on P rows at once, and has a P-th of the layers.
+    """
+    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+        return None
+    section = config.megatron
+    tensor = section.megatron_tensor_parallel_size
+    tokens = config.trainer.seq_len // section.megatron_context_parallel_size
+    between = 6 * facts.hidden_size // (tensor if section.megatron_sequence_parallel else 1)
+    heads = (facts.attention_width or 0) // facts.num_layers
+    layer = tokens * compute * (between + (4 * heads + 3 * facts.mlp_width) // tensor)
+    if not section.megatron_gradient_checkpointing:
+        return facts.num_layers * layer
+    return facts.num_layers * tokens * compute * between // 6 + layer
+
+
+def _held(facts: ModelFacts, layout: RankLayout) -> _Held:
+    total, head = facts.num_parameters or 0, facts.num_head_parameters or 0
+    body = facts.num_body_parameters or total
+    # A mixture's embedding and head are counted apart, as if they were not tied. Its experts are
+    # those that a token is not sent to: the few others are counted with what tensor parallelism
+    # divides.
+    outside = min(2 * head, total - body) if facts.num_experts else total - body
+    experts = max(0, total - body - outside)
+    if layout.pipeline > 1:
+        outside = min(outside, head)  # the first stage has the one and the last stage the other
+    return _Held(
+        dense=(body // layout.pipeline + outside) // layout.tensor,
+        experts=experts // (layout.pipeline * layout.expert),
+    )
+
+
+def _stepped(held: _Held, layout: RankLayout, section: MegatronSection) -> int:
+    """Return the number of parameters for which a rank keeps optimizer state."""
+    if not section.megatron_use_distributed_optimizer:
+        return held.all
+    stage = layout.num_ranks // layout.pipeline
+    return held.dense // (layout.data * layout.context) + held.experts // (stage // layout.expert)
+
+
+def _optimizer_bytes(section: MegatronSection, *, is_low: bool) -> int:
+    """Return the bytes of one parameter's state: two moments, and wide weights if needed."""
+    if dtypes := section.megatron_optimizer_dtypes:
+        return sum(
+            BYTES_PER_VALUE[dtypes[name]] for name in ("main_params", "exp_avg", "exp_avg_sq")
+        )
+    return 12 if is_low else 8

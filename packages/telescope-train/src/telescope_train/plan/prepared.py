@@ -21,14 +21,14 @@ from telescope_train.models.facts import (
     context_problem,
     read_model_facts,
 )
+from telescope_train.plan.checks.cluster import colocation_problems, weights_device_problems
 from telescope_train.plan.checks.config import max_tokens_problems
 from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
 from telescope_train.plan.checks.model import ModelLook, look_at_model, look_at_template
-from telescope_train.plan.checks.routing import routing_device_problems, routing_model_problems
-from telescope_train.plan.checks.weights import colocation_problems, weights_device_problems
+from telescope_train.plan.checks.trainer import routing_device_problems, routing_model_problems
 from telescope_train.plan.gpus import colocated, gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments

@@ -9,22 +9,40 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.processes.settings import split_address
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.eval_folders import eval_folder_name
 from telescope_train.config.fields import Found, sorted_out, unused
-from telescope_train.config.schema import EnvironmentEntry, TrainConfig
+from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
 from telescope_train.plan.checks.algorithm import algorithm_problems
-from telescope_train.plan.checks.cluster import cluster_problems
-from telescope_train.plan.checks.environments import process_problems
+from telescope_train.plan.checks.cluster import (
+    cluster_problems,
+    colocation_problems,
+    weights_problems,
+)
 from telescope_train.plan.checks.megatron import megatron_problems
-from telescope_train.plan.checks.observability import observability_problems
-from telescope_train.plan.checks.routing import routing_problems
 from telescope_train.plan.checks.step import step_problems
-from telescope_train.plan.checks.trainer import checkpoint_problems, trainer_problems
-from telescope_train.plan.checks.weights import colocation_problems, weights_problems
+from telescope_train.plan.checks.trainer import (
+    checkpoint_problems,
+    routing_problems,
+    trainer_problems,
+)
+from telescope_train.rollouts.environments import starts_processes
 
 _PARSERS = {"tool_call_parser": TOOL_CALL_PARSERS, "reasoning_parser": REASONING_PARSERS}
+
+
+_NEEDS = {
+    "prometheus_host": "prometheus_port",
+    "wandb_project": "use_wandb",
+    "wandb_tags": "use_wandb",
+    "wandb_upload_logs": "use_wandb",
+    "wandb_upload_logs_detailed": "use_wandb",
+    "wandb_upload_logs_stdout": "use_wandb",
+}
+"""Setting -> the setting without which it has no effect."""
 
 
 def check_config(config: TrainConfig) -> None:
@@ -238,3 +256,71 @@ def _name_problems(config: TrainConfig) -> Iterator[str]:
         name = getattr(config.model, setting)
         if name != AUTO and name not in parsers:
             yield str(unknown_name(f"model.{setting}", name, (AUTO, *parsers)))
+
+
+def process_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem with the places of environment processes."""
+    section = config.rollout
+    started = [
+        entry
+        for entry in (*config.environments, *config.evals.evals)
+        if starts_processes(entry, section.env_isolation)
+    ]
+    if not started:
+        for field in ("env_workers", "env_memory_limit_mb"):
+            why = (
+                "because no environment of this run starts a process here; set env_isolation = "
+                f"'process', or remove {field}"
+            )
+            yield from unused(section, f"rollout.{field}", why)
+    for kind, entries in (("environments", config.environments), ("evals", config.evals.evals)):
+        for index, entry in enumerate(entries):
+            yield from _entry_problems(entry, f"{kind}[{index}] ({entry.name})", config)
+
+
+def _entry_problems(
+    entry: EnvironmentEntry | EvalEntry, where: str, config: TrainConfig
+) -> Iterator[str]:
+    isolation = config.rollout.env_isolation
+    for address in entry.env_addresses:
+        try:
+            split_address(address)
+        except ConfigError as error:
+            yield f"{where}: {error}"
+    if entry.env_addresses and isolation == "none":
+        yield (
+            f"{where}: env_addresses has no effect with env_isolation = 'none'; remove one of them"
+        )
+    if isinstance(entry, EnvironmentEntry) and not starts_processes(entry, isolation):
+        yield from unused(
+            entry,
+            f"{where}: env_workers",
+            "because the environment starts no process here; set env_isolation = 'process', or "
+            "remove env_workers (and env_addresses, if it has any)",
+            holds=(config.rollout.env_workers,),
+        )
+
+
+def observability_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each problem in `[observability]`, and with traces of servers."""
+    section = config.observability
+    for name, needed in _NEEDS.items():
+        value = getattr(section, needed)
+        if value is None or value is False:
+            # It is on by default, and off says what is so: nothing is uploaded.
+            holds = (True, False) if name == "wandb_upload_logs" else None
+            why = f"without {needed}; set {needed}, or remove {name}"
+            yield from unused(section, f"observability.{name}", why, holds=holds)
+    if not config.inference.enable_vllm_tracing:
+        yield from unused(
+            config.inference,
+            "inference.otlp_receiver_port",
+            "without enable_vllm_tracing; set enable_vllm_tracing = true, or remove "
+            "otlp_receiver_port",
+        )
+    asked = {"wandb": section.use_wandb, "tensorboard": section.use_tensorboard}
+    for name in names_in_use(asked, section.trackers):
+        try:
+            load_tracker(name)
+        except ConfigError as error:
+            yield f"observability: {error}"

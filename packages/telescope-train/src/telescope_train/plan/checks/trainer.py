@@ -1,4 +1,4 @@
-"""Check the settings of `[trainer]` and `[checkpoint]`: which fit together and have an effect."""
+"""Check `[trainer]`, `[checkpoint]` and routing replay: what fits together and has an effect."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,8 @@ from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.config.fields import unused
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.device import Device
+from telescope_train.models.facts import ModelFacts
 from telescope_train.models.served_adapter import VLLM_RANKS, served_adapter
 
 LORA_FIELDS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
@@ -133,4 +135,39 @@ def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Ite
         yield (
             f"checkpoint.checkpoint_keep_every ({every}) must be a multiple of checkpoint_every "
             f"({section.checkpoint_every}), because only those steps have a checkpoint; change one"
+        )
+
+
+def routing_problems(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each setting that does not fit it."""
+    trainer = config.trainer
+    if not trainer.routing_replay:
+        return
+    if trainer.train_backend != "fsdp":
+        yield (
+            "trainer.routing_replay is for train_backend = 'fsdp', and this is "
+            f"{trainer.train_backend!r}, which routes tokens by itself; remove one of them"
+        )
+    if trainer.compile:
+        yield (
+            "trainer.routing_replay changes what routers do from one packed sequence to the next, "
+            "and trainer.compile would compile layers anew for each; remove one of them"
+        )
+
+
+def routing_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
+    """Yield why the model has no routes to replay."""
+    if config.trainer.routing_replay and facts.num_layers is not None and not facts.num_experts:
+        yield (
+            f"trainer.routing_replay has no effect: {config.model.model!r} is no mixture of "
+            "experts; remove it"
+        )
+
+
+def routing_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+    """Yield why servers on `device` cannot report their routes."""
+    if config.trainer.routing_replay and device == "cpu":
+        yield (
+            "trainer.routing_replay needs servers on GPUs: of vLLM's model runners, the one for "
+            "CPU does not return which experts it chose; remove it"
         )
