@@ -19,10 +19,9 @@ from telescope_core.records.timeline import GaugeSample
 from telescope_train.cluster.node_meters import ClusterNodes
 from telescope_train.observability import meters as meters_module
 from telescope_train.observability import system as system_module
-from telescope_train.observability.meters import Meters
+from telescope_train.observability.meters import SERVER_METERS, Meters, meters, parse_page
 from telescope_train.observability.prometheus import PrometheusEndpoint, ServerStanding
 from telescope_train.observability.system import NODE_METERS, NodeMeters, Reading
-from telescope_train.observability.vllm_metrics import SERVER_METERS, meters, parse_page
 
 PAGE = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.

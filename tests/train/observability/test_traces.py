@@ -17,10 +17,9 @@ from tests.collector import collector, spans_of
 from telescope_core.errors import ConfigError
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall, TimelineSpan
-from telescope_train.observability import forwarding as forwarding_module
 from telescope_train.observability import genai_names as names
-from telescope_train.observability.forwarding import Forwarding
-from telescope_train.observability.otlp_export import TraceExport
+from telescope_train.observability import otlp_export
+from telescope_train.observability.otlp_export import Forwarding, TraceExport
 from telescope_train.observability.otlp_receiver import OtlpReceiver, Row
 from telescope_train.observability.traces import Traces
 
@@ -202,7 +201,7 @@ def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
     for number in range(3):
         export.attempt(event(Stage.DRAWN, float(number)))
         export.attempt(event(Stage.DONE, number + 1.0))
-        export.forward(b"anything")
+        export.forwarding.put(b"anything")
     export.close()
     (text,) = told
     assert f"collector at {endpoint} does not take all spans of inference servers" in text
@@ -238,7 +237,7 @@ def test_no_proxy_stands_before_a_collector_of_this_machine(monkeypatch, variabl
 def test_a_collector_that_hangs_costs_one_thread_and_a_bounded_number_of_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(forwarding_module, "MOST_WAITING", 4)
+    monkeypatch.setattr(otlp_export, "MOST_WAITING", 4)
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"

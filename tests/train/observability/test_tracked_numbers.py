@@ -13,14 +13,14 @@ from telescope_core.records.timeline import GaugeSample
 from telescope_core.types import EnvironmentDescription, Rollout, Sampling
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import RecordingSettings, recording
-from telescope_train.observability.trackers.samples import spread
-from telescope_train.observability.trackers.step_meters import (
+from telescope_train.observability.trackers.tracker import TrackedRun
+from telescope_train.observability.trackers.tracking import (
     MOST_SOURCES,
     Second,
     SecondMeters,
     StepMeters,
+    spread,
 )
-from telescope_train.observability.trackers.tracker import TrackedRun
 
 
 def row_in(environment: str, group: int, index: int) -> RolloutRow:

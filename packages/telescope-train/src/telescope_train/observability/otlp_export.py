@@ -9,25 +9,36 @@ stops.
 """
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable
+from threading import Lock, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from telescope_core.base.addresses import is_loopback
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability import genai_names as names
-from telescope_train.observability.forwarding import Forwarding
 from telescope_train.observability.timeline import Clock
 from telescope_train.observability.traces import Traces
 
-_SEND_S = 10.0
+MOST_WAITING = 256
+"""Most requests in the queue of `Forwarding`; further ones are dropped."""
+SEND_S = 10.0
+"""Seconds in which the collector must accept a request."""
 _CLOSE_S = 2.0
+_PROTOBUF = {"content-type": "application/x-protobuf"}
+_LOGGER = logging.getLogger(__name__)
 
 
 class TraceExport:
@@ -53,7 +64,7 @@ class TraceExport:
         self._clock = Clock()
         self._resource = Resource.create({"service.name": "telescope", "telescope.run": run})
         self._begun: dict[tuple[str, int, int], float] = {}
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
         self._processor = BatchSpanProcessor(self._exporter)
         # It is said once that the collector does not answer, and not with every batch.
         logging.getLogger(type(self._exporter).__module__).addFilter(_Once())
@@ -112,10 +123,6 @@ class TraceExport:
             error=call.error,
         )
 
-    def forward(self, content: bytes) -> None:
-        """Forward the traces of a server unchanged."""
-        self.forwarding.put(content)
-
     def close(self) -> None:
         """Send the rest of the spans, within seconds."""
         sending = threading.Thread(target=self._processor.shutdown, daemon=True)
@@ -160,3 +167,83 @@ def _context(trace: bytes, span: bytes) -> SpanContext:
 
 def _ns(time_s: float) -> int:
     return int(time_s * 1e9)
+
+
+class Forwarding:
+    """Forwards traces of servers unchanged, in a thread that nobody waits for.
+
+    Call `close` at the end.
+    """
+
+    def __init__(self, endpoint: str, *, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`warn` is called once, from any thread, with a text for people about lost requests."""
+        self._endpoint = endpoint
+        is_here = is_loopback(urlsplit(endpoint).hostname or "")
+        try:
+            # Proxies of the variables are for collectors that are elsewhere.
+            self._client = httpx.Client(headers=_PROTOBUF, timeout=SEND_S, trust_env=not is_here)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"cannot send spans to {endpoint} through the proxy that the environment variables "
+                f"name: {error}; name one that speaks HTTP, or except the collector in no_proxy"
+            ) from None
+        self._warn = warn
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._holding = Lock()
+        self._closes_s: float | None = None
+        self.num_sent = 0
+        self.num_lost = 0
+        """Number of requests that the collector did not accept."""
+        self._thread = Thread(target=self._work, name="traces of servers", daemon=True)
+        self._thread.start()
+
+    def put(self, content: bytes) -> None:
+        """Forward `content`, from any thread; returns at once."""
+        try:
+            self._waiting.put_nowait(content)
+        except queue.Full:
+            self._lose(f"it is {MOST_WAITING} requests behind")
+
+    def close(self, *, within_s: float) -> None:
+        """Send the waiting spans, within `within_s` seconds; the rest is lost, and counted."""
+        self._closes_s = time.monotonic() + within_s
+        while self._thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=0.05)
+                break
+            except queue.Full:
+                if time.monotonic() > self._closes_s:
+                    break
+        self._thread.join(max(0.0, self._closes_s - time.monotonic()))
+        while not self._waiting.empty():
+            if self._waiting.get_nowait() is not None:
+                self._lose("the run has ended")
+        if self.num_lost:
+            _LOGGER.warning(
+                "%d requests with spans of servers were not passed on to %s, %d were",
+                self.num_lost,
+                self._endpoint,
+                self.num_sent,
+            )
+
+    def _work(self) -> None:
+        with self._client as client:
+            while (content := self._waiting.get()) is not None:
+                try:
+                    client.post(self._endpoint, content=content).raise_for_status()
+                    self.num_sent += 1
+                except httpx.HTTPError as error:
+                    self._lose(f"{type(error).__name__}: {error}")
+                if self._closes_s is not None and time.monotonic() > self._closes_s:
+                    return
+
+    def _lose(self, why: str) -> None:
+        with self._holding:
+            self.num_lost += 1
+            is_first = self.num_lost == 1
+        if is_first:
+            self._warn(
+                f"the collector at {self._endpoint} does not take all spans of inference servers: "
+                f"{why}. The run goes on, and further ones that are lost are only counted in its "
+                "log"
+            )

@@ -115,7 +115,11 @@ async def recording(
                 settings.export_to, traces, run=settings.run, model=settings.model, warn=warn
             )
             stack.callback(export.close)
-            add_call, hear, forward = _both(calls.add, export.call), export.attempt, export.forward
+            add_call, hear, forward = (
+                _both(calls.add, export.call),
+                export.attempt,
+                export.forwarding.put,
+            )
         endpoint = None
         if settings.receives_traces:
 

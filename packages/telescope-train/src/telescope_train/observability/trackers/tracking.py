@@ -8,29 +8,27 @@ still have something to send, for a bounded time.
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, NamedTuple, TypeVar
 
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import RunFolder
+from telescope_core.records.rows import RolloutRow
 from telescope_core.records.timeline import GaugeSample
 from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
-from telescope_train.observability.trackers.samples import spread
-from telescope_train.observability.trackers.step_meters import (
-    Second,
-    SecondMeters,
-    StepMeters,
-)
 from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
 
 MOST_WAITING = 1000
 """Most steps that a tracker may be behind."""
 END_S = 30.0
 """Seconds at the end of a run to wait for a tracker."""
+MOST_SOURCES = 16
+"""Most sources with curves of their own; beyond that, only totals are drawn."""
 SAMPLES_EVERY = 10
 """Steps between two samples of rollouts."""
 NUM_SAMPLES = 8
@@ -38,7 +36,84 @@ LOGS_EVERY_S = 300.0
 """Seconds between uploads of the logs of a running run."""
 LOGS_SHARE = 0.05
 """Share of a tracker thread's time for the logs of a running run."""
+One = TypeVar("One")
 _NOTHING: Mapping[str, LogUploads] = {}
+
+
+class StepMeters:
+    """Collects readings between steps; any thread may call it.
+
+    Each meter of each source is averaged. Over all sources there are the totals that make sense for
+    the meter, so that an idle machine does not hide a full one:
+
+        meter/NAME/sum           throughput, and requests
+        meter/NAME/mean, /max    shares, memory, temperatures, latencies, and everything else
+        meter/NAME/SOURCE        each source by itself, up to `MOST_SOURCES` of them
+    """
+
+    def __init__(self, prefix: str = "meter") -> None:
+        self._prefix = prefix
+        self._found: dict[str, dict[str, tuple[float, int]]] = {}
+        """Meter -> source -> (sum of its readings, their number)."""
+        self._holding = Lock()
+
+    def add(self, sample: GaugeSample) -> None:
+        """Take a reading."""
+        with self._holding:
+            of_meter = self._found.setdefault(sample.name, {})
+            total, count = of_meter.get(sample.source, (0.0, 0))
+            of_meter[sample.source] = (total + sample.value, count + 1)
+
+    def take(self) -> dict[str, float]:
+        """Return the numbers since the last call."""
+        with self._holding:
+            found, self._found = self._found, {}
+        numbers: dict[str, float] = {}
+        for name, of_meter in found.items():
+            means = {source: total / count for source, (total, count) in of_meter.items()}
+            if _adds_up(name):
+                numbers[f"{self._prefix}/{name}/sum"] = sum(means.values())
+            else:
+                numbers[f"{self._prefix}/{name}/mean"] = sum(means.values()) / len(means)
+                numbers[f"{self._prefix}/{name}/max"] = max(means.values())
+            if len(means) <= MOST_SOURCES:
+                of_sources = {f"{self._prefix}/{name}/{of}": mean for of, mean in means.items()}
+                numbers |= of_sources
+        return numbers
+
+
+class Second(NamedTuple):
+    """The readings of all meters in one second."""
+
+    time_s: int
+    """Seconds since 1970, UTC."""
+    numbers: dict[str, float]
+
+
+class SecondMeters:
+    """Collects readings, second by second; only one thread at a time may call it.
+
+    Named gauge/..., because they have a time axis of their own.
+    """
+
+    def __init__(self) -> None:
+        self._meters = StepMeters("gauge")
+        self._time_s: int | None = None
+
+    def add(self, sample: GaugeSample) -> Second | None:
+        """Add a reading; returns the previous second when a new one begins."""
+        time_s = int(sample.time_s)
+        done = self.take() if self._time_s is not None and time_s > self._time_s else None
+        # A reading that comes late counts in the second that is being collected.
+        self._time_s = max(time_s, self._time_s or time_s)
+        self._meters.add(sample)
+        return done
+
+    def take(self) -> Second | None:
+        """Return the readings since the last complete second; None = there are none."""
+        if self._time_s is None or not (numbers := self._meters.take()):
+            return None
+        return Second(self._time_s, numbers)
 
 
 class Tracking:
@@ -221,3 +296,26 @@ class _Tracked:
                 f"the tracker {self._name} is left out from now on: {why}. The run goes on, and "
                 "its folder has everything"
             )
+
+
+def spread(rows: Sequence[RolloutRow], num_rows: int) -> list[RolloutRow]:
+    """Return up to `num_rows` rows.
+
+    Environments take turns; within one, no group has its second rollout before all have their
+    first.
+    """
+    environments: dict[str, dict[str, list[RolloutRow]]] = {}
+    for row in rows:
+        environments.setdefault(row.environment, {}).setdefault(row.group_id, []).append(row)
+    return _in_turns(_in_turns(groups.values()) for groups in environments.values())[:num_rows]
+
+
+def _in_turns(lists: Iterable[Sequence[One]]) -> list[One]:
+    """Return the first of each, then the second of each, and so on."""
+    left_over = object()
+    rounds = zip_longest(*lists, fillvalue=left_over)
+    return [one for one in chain.from_iterable(rounds) if one is not left_over]
+
+
+def _adds_up(name: str) -> bool:
+    return name.endswith("_per_s") or "/requests_" in name
