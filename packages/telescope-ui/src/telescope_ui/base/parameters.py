@@ -73,7 +73,9 @@ class RolloutsParameters(Parameters):
     version: Step | None = None
     attempts: Literal["last", "replaced", "all"] = "last"
     where: Texts = []
+    """`COLUMN>=NUMBER`."""
     tag: Texts = []
+    """`NAME=VALUE` or `NAME`."""
     group: Literal["", "mixed", "equal"] = ""
     sort: Text = "-step"
     limit: Annotated[int, Field(ge=1, le=500)] = 50

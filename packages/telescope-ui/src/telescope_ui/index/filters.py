@@ -1,36 +1,17 @@
 """Filters of rollouts as conditions in SQL: values are bound, columns are those of the index."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from telescope_ui.base.answers import ParameterError
+from telescope_ui.base.parameters import RolloutsParameters
 from telescope_ui.files.database import quoted
 from telescope_ui.index.columns import Column
 
+_EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
+"""Text columns with the parameters that list their permitted values."""
 _CONDITION = re.compile(r"(?s)(.+?)(<=|>=|!=|<|>|=)(.+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """Requested properties of rollouts; empty or None = any."""
-
-    step_from: int | None = None
-    step_to: int | None = None
-    equal: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """Text column -> permitted values."""
-    reward_from: float | None = None
-    reward_to: float | None = None
-    truncated: bool | None = None
-    version: int | None = None
-    attempts: str = "last"
-    """`last`, `replaced` or `all`."""
-    where: Sequence[str] = ()
-    """`COLUMN>=NUMBER`."""
-    tags: Sequence[str] = ()
-    """`NAME=VALUE` or `NAME`."""
-    group: str = ""
-    """`mixed` or `equal`; empty for both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,33 +22,33 @@ class Condition:
     values: tuple[object, ...]
 
 
-def condition_of(filters: Filters, columns: Mapping[str, Column]) -> Condition:
+def condition_of(asked: RolloutsParameters, columns: Mapping[str, Column]) -> Condition:
     """Return the condition for rows of `{rollouts}`.
 
     Raises ParameterError for a column that is not there or a condition that cannot be read.
     """
     found: list[tuple[str, tuple[object, ...]]] = []
     for sql, value in (
-        ("step >= ?", filters.step_from),
-        ("step <= ?", filters.step_to),
-        ("reward >= ?", filters.reward_from),
-        ("reward <= ?", filters.reward_to),
-        ("is_truncated = ?", filters.truncated),
+        ("step >= ?", asked.step_from),
+        ("step <= ?", asked.step_to),
+        ("reward >= ?", asked.reward_from),
+        ("reward <= ?", asked.reward_to),
+        ("is_truncated = ?", asked.truncated),
     ):
         if value is not None:
             found.append((sql, (value,)))
-    if filters.version is not None:
-        found.append(("? BETWEEN oldest_version AND newest_version", (filters.version,)))
-    if filters.attempts != "all":
-        found.append(("is_replaced = ?", (filters.attempts == "replaced",)))
-    for name, values in filters.equal.items():
-        if values:
+    if asked.version is not None:
+        found.append(("? BETWEEN oldest_version AND newest_version", (asked.version,)))
+    if asked.attempts != "all":
+        found.append(("is_replaced = ?", (asked.attempts == "replaced",)))
+    for name in _EQUAL:
+        if values := getattr(asked, name):
             marks = ", ".join("?" * len(values))
             found.append((f"{quoted(name)} IN ({marks})", tuple(values)))
-    found += [_comparison(text, columns) for text in filters.where]
-    found += [_tag(text, columns) for text in filters.tags]
-    if filters.group:
-        is_mixed = "minimum < maximum" if filters.group == "mixed" else "minimum = maximum"
+    found += [_comparison(text, columns) for text in asked.where]
+    found += [_tag(text, columns) for text in asked.tag]
+    if asked.group:
+        is_mixed = "minimum < maximum" if asked.group == "mixed" else "minimum = maximum"
         groups = f"SELECT step, environment, group_id FROM {{groups}} WHERE {is_mixed}"
         found.append((f"(step, environment, group_id) IN ({groups})", ()))
     return Condition(

@@ -203,6 +203,17 @@ def _is_of(one: OneEval, environment: str) -> bool:
     return result is not None and result.environment == environment
 
 
+class _Flip(NamedTuple):
+    """An example whose share of solved rollouts changed, with its first rollout in both evals."""
+
+    example_id: str
+    before: float
+    after: float
+    change: float
+    address_before: str | None
+    address_after: str | None
+
+
 def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> JsonObject:
     """Return a page of an eval; `others`: further evals, and whether they come before it."""
     result = result_of(shown.place)
@@ -210,10 +221,9 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
     other = None if against is None else result_of(against.place)
     compared = None if result is None or other is None else _compared(other, result)
     where = shown.first_rollouts()
-    flips: list[JsonObject] = []
+    flips: list[_Flip] = []
     if result is not None and other is not None and against is not None:
-        before = against.first_rollouts()
-        flips = _flips(other, result, before_addresses=before, after_addresses=where)
+        flips = _flips(other, result, against.first_rollouts(), where)
     rows = [placed.row for placed in rows_of(shown.place)]
     rewards = [row.reward for row in rows if row.reward is not None]
     return {
@@ -231,16 +241,13 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         if compared is None or against is None
         else [verdict(one, against=against.name) for one in compared.differences],
         "cautions": [] if compared is None else cautions(compared),
-        "flips": {"columns": _lists(flips, _FLIP)},
-        "num_gained": sum(one["change"] > 0 for one in flips),
-        "num_lost": sum(one["change"] < 0 for one in flips),
+        "flips": {"columns": queries.as_columns(_Flip._fields, flips)},
+        "num_gained": sum(one.change > 0 for one in flips),
+        "num_lost": sum(one.change < 0 for one in flips),
         "tasks": {"columns": _tasks(result, where)},
         "others": [one.name for one, _ in others],
         "address": shown.address(),
     }
-
-
-_FLIP = ("example_id", "before", "after", "change", "address_before", "address_after")
 
 
 def _against(asked: str, others: Sequence[tuple[_Shown, bool]]) -> _Shown | None:
@@ -261,24 +268,20 @@ def _share(task: TaskScore) -> float:
 def _flips(
     before: EvalResult,
     after: EvalResult,
-    *,
-    before_addresses: dict[str, tuple[str, str]],
-    after_addresses: dict[str, tuple[str, str]],
-) -> list[JsonObject]:
+    old_where: dict[str, tuple[str, str]],
+    new_where: dict[str, tuple[str, str]],
+) -> list[_Flip]:
     """Return the examples whose solved share changed, those that got worse first."""
     old = {task.example_id: task for task in before.tasks if task.rewards and task.example_id}
-    found: list[JsonObject] = []
+    found: list[_Flip] = []
     for task in after.tasks:
         known = old.get(task.example_id)
         if known is None or not task.rewards or _share(known) == _share(task):
             continue
-        values = (
-            *(task.example_id, _share(known), _share(task), _share(task) - _share(known)),
-            before_addresses.get(task.example_id, ("", None))[1],
-            after_addresses.get(task.example_id, ("", None))[1],
-        )
-        found.append(dict(zip(_FLIP, values, strict=True)))
-    return sorted(found, key=lambda one: (one["change"], one["example_id"]))
+        addresses = (where.get(task.example_id, ("", None))[1] for where in (old_where, new_where))
+        shares = (_share(known), _share(task), _share(task) - _share(known))
+        found.append(_Flip(task.example_id, *shares, *addresses))
+    return sorted(found, key=lambda one: (one.change, one.example_id))
 
 
 def _without_tasks(result: EvalResult) -> JsonObject:
@@ -292,20 +295,12 @@ def _tasks(result: EvalResult | None, where: dict[str, tuple[str, str]]) -> Json
         *("example_id", "mean", "num_solved", "num_rollouts", "num_failed", "group_id"),
         "address",
     )
-    rows: list[JsonObject] = []
+    rows: list[Sequence[object]] = []
     for task in () if result is None else result.tasks:
         mean = sum(task.rewards) / len(task.rewards) if task.rewards else None
-        group_id, address = where.get(task.example_id, ("", None))
-        values = (
-            *(task.example_id, mean, task.num_solved, len(task.rewards), task.num_failed),
-            *(group_id, address),
-        )
-        rows.append(dict(zip(names, values, strict=True)))
-    return _lists(rows, names)
-
-
-def _lists(rows: list[JsonObject], names: tuple[str, ...]) -> JsonObject:
-    return queries.as_columns(names, [[row[name] for name in names] for row in rows])
+        counts = (task.num_solved, len(task.rewards), task.num_failed)
+        rows.append((task.example_id, mean, *counts, *where.get(task.example_id, ("", None))))
+    return queries.as_columns(names, rows)
 
 
 def eval_rollout_page(

@@ -11,11 +11,10 @@ from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import Listed
 from telescope_ui.index import queries
 from telescope_ui.index.block_tables import block_files, block_source, source_of
-from telescope_ui.index.filters import Condition, Filters, condition_of
+from telescope_ui.index.filters import Condition, condition_of
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.search import Cursor, Search
 
-_EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
 _HIDDEN = ("row",)
 _MAX_SERVERS = 1000
 
@@ -23,7 +22,7 @@ _MAX_SERVERS = 1000
 def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) -> JsonObject:
     """Return a page of rollouts, the hits of a search, or a histogram."""
     state = run.index.refresh()
-    condition = condition_of(_filters(asked), run.index.columns())
+    condition = condition_of(asked, run.index.columns())
     if asked.server:
         condition = _of_servers(run, database, condition, asked.server)
     base: JsonObject = {"run": run.brief(), "index": state}
@@ -71,22 +70,6 @@ def with_addresses(run: OneRun, columns: JsonObject) -> JsonObject:
     keys = zip(*(columns[name] for name in ("group_id", "index", "attempt")), strict=True)
     shown = {name: values for name, values in columns.items() if name not in _HIDDEN}
     return {**shown, "address": [run.address("rollouts", *key) for key in keys]}
-
-
-def _filters(asked: RolloutsParameters) -> Filters:
-    return Filters(
-        step_from=asked.step_from,
-        step_to=asked.step_to,
-        equal={name: getattr(asked, name) for name in _EQUAL},
-        reward_from=asked.reward_from,
-        reward_to=asked.reward_to,
-        truncated=asked.truncated,
-        version=asked.version,
-        attempts=asked.attempts,
-        where=asked.where,
-        tags=asked.tag,
-        group=asked.group,
-    )
 
 
 def _of_servers(
