@@ -21,11 +21,7 @@ class NotThereError(ConfigError):
 
 def as_json(value: object) -> bytes:
     """Return `value` as JSON; dataclasses become objects, and non-finite numbers null."""
-    return msgspec.json.encode(value, enc_hook=_plain)
-
-
-def _plain(value: object) -> object:
-    return str(value)
+    return msgspec.json.encode(value, enc_hook=str)
 
 
 def status_of(error: Exception) -> int:

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from telescope_core.base.addresses import LOOPBACK_HOSTS, is_loopback
 from telescope_core.base.errors import ConfigError
 from telescope_ui.base.answers import error_response
 
@@ -33,7 +34,6 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 _A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _NO_TOKEN_PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -75,7 +75,7 @@ class Guard:
         self._is_loopback = is_loopback(host)
         names = () if self._is_loopback else (host, socket.gethostname(), socket.getfqdn())
         self._allowed = {name.lower() for name in allowed_hosts}
-        self._names = {name.lower() for name in (*_LOOPBACK, *names)} | self._allowed
+        self._names = {name.lower() for name in (*LOOPBACK_HOSTS, *names)} | self._allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -164,11 +164,6 @@ def _name_in(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address that listens on `host`."""
-    return host in _LOOPBACK or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_address(name: str) -> bool:

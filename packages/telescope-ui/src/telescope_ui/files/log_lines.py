@@ -22,9 +22,9 @@ class LogLine(NamedTuple):
     life: int | None
     """Number of the start of its process, if the line has it."""
     message: str
-    start: int
-    end: int
-    is_cut: bool
+    start: int = 0
+    end: int = 0
+    is_cut: bool = False
 
 
 class FileFacts(NamedTuple):
@@ -55,15 +55,18 @@ def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: boo
             written_s = _time_in(text[:HEAD], facts)
             time_s = time_s if written_s is None else max(written_s, time_s or 0.0)
             level = level_of(text, level)
-            one = _Fields(
-                -1.0 if time_s is None else time_s, level, facts.component, "", None, text
-            )
+            one = LogLine(-1.0, level, facts.component, "", None, text)
         else:
             time_s = max(one.time_s, time_s or 0.0)
-            one = one._replace(time_s=time_s)
-        is_cut = len(one.message) > MAX_CHARACTERS
-        said = one._replace(message=one.message[:MAX_CHARACTERS])
-        found.append(LogLine(*said, start=at, end=end, is_cut=is_cut))
+        found.append(
+            one._replace(
+                time_s=-1.0 if time_s is None else time_s,
+                message=one.message[:MAX_CHARACTERS],
+                start=at,
+                end=end,
+                is_cut=len(one.message) > MAX_CHARACTERS,
+            )
+        )
         at = end
     return _with_times(found, facts)
 
@@ -83,18 +86,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], content) if isinstance(content, dict) else None
 
 
-class _Fields(NamedTuple):
-    """The content of a line: the first fields of a `LogLine`; a time of -1 = none."""
-
-    time_s: float
-    level: str
-    component: str
-    source: str
-    life: int | None
-    message: str
-
-
-def _json_line(text: str, facts: FileFacts) -> _Fields | None:
+def _json_line(text: str, facts: FileFacts) -> LogLine | None:
     row = json_object(text.encode("utf-8", "replace"))
     if row is None:
         return None
@@ -103,7 +95,7 @@ def _json_line(text: str, facts: FileFacts) -> _Fields | None:
         return None
     level = LEVEL_WORDS.get(str(row.get("level", "info")).lower(), "info")
     life = row.get("life")
-    return _Fields(
+    return LogLine(
         time_s=float(time_s),
         level=level,
         component=str(row.get("component") or facts.component),

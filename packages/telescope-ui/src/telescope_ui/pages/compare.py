@@ -1,15 +1,12 @@
 """Runs side by side: `/compare`, examples of theirs, and two rollouts in `/difference`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote
 
-from telescope_core.base.errors import ConfigError
-from telescope_core.evals.comparison import compare_results
 from telescope_core.evals.result import EvalResult
 from telescope_core.reports.before_after import before_and_after
-from telescope_core.reports.differences import cautions, sentence
+from telescope_core.reports.differences import cautions
 from telescope_core.settings.differing import differing
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import (
@@ -18,9 +15,11 @@ from telescope_ui.base.parameters import (
     DifferenceParameters,
 )
 from telescope_ui.files.database import Database
+from telescope_ui.files.eval_files import main_estimate
 from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun, escaped_part, seconds_of
 from telescope_ui.index.runs import Runs
+from telescope_ui.pages.evals import compared_or_none, verdict
 from telescope_ui.pages.rewards import environment_courses, reward_course
 from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
 from telescope_ui.pages.sections import chosen_metrics, curves_of, distinct, sections_of, usual
@@ -103,8 +102,9 @@ def _evals(runs: Sequence[OneRun]) -> list[JsonObject]:
                 "runs": [
                     {
                         **{"run": key, "moment": moments[name, key]},
-                        **_estimate(result),
-                        **(_versus(results[against], result) if key != against else {}),
+                        **dict.fromkeys(("mean", "low", "high", "num_tasks")),
+                        **main_estimate(result),
+                        "versus": _versus(results[against], result) if key != against else None,
                     }
                     for key, result in results.items()
                 ],
@@ -113,24 +113,11 @@ def _evals(runs: Sequence[OneRun]) -> list[JsonObject]:
     return found
 
 
-def _estimate(result: EvalResult) -> JsonObject:
-    """Return the measure with the smallest k, or else the reward."""
-    k = min(result.pass_at, default=None)
-    estimate = result.reward if k is None else result.pass_at[k]
-    numbers: JsonObject = dict.fromkeys(("mean", "low", "high", "num_tasks"))
-    numbers |= {} if estimate is None else asdict(estimate)
-    return {"measure": "reward" if k is None else f"pass@{k}", **numbers, "versus": None}
-
-
-def _versus(first: EvalResult, other: EvalResult) -> JsonObject:
-    try:
-        comparison = compare_results(first, other)
-    except ConfigError:
-        # The two have no example in common, so that there is nothing to say.
-        return {}
-    one = comparison.main
-    numbers = {**asdict(one), "change": one.change, "is_shown": one.is_shown}
-    return {"versus": {**numbers, "sentence": sentence(one), "cautions": cautions(comparison)}}
+def _versus(first: EvalResult, other: EvalResult) -> JsonObject | None:
+    compared = compared_or_none(first, other)
+    if compared is None:
+        return None
+    return {**verdict(compared.main), "cautions": cautions(compared)}
 
 
 def compare_examples_page(

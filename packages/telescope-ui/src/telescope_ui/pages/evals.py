@@ -106,22 +106,22 @@ def _point(
 
 
 def _verdict(before: tuple[str, EvalResult], after: EvalResult) -> JsonObject | None:
-    compared = _compared(before[1], after)
-    return None if compared is None else verdict(compared.main, against=before[0])
+    compared = compared_or_none(before[1], after)
+    return None if compared is None else {**verdict(compared.main), "against": before[0]}
 
 
-def _compared(before: EvalResult, after: EvalResult) -> Comparison | None:
+def compared_or_none(before: EvalResult, after: EvalResult) -> Comparison | None:
+    """Return the comparison of two evals; None if they have no example in common."""
     try:
         return compare_results(before, after)
     except ConfigError:
-        # The two have no example in common, so that there is nothing to say.
         return None
 
 
-def verdict(one: Difference, *, against: str) -> JsonObject:
+def verdict(one: Difference) -> JsonObject:
     """Return a paired difference, and a sentence about it."""
-    numbers = {**asdict(one), "change": one.change, "is_shown": one.is_shown}
-    return {**numbers, "sentence": sentence(one), "against": against}
+    derived = {"change": one.change, "is_shown": one.is_shown, "sentence": sentence(one)}
+    return {**asdict(one), **derived}
 
 
 class _Shown(NamedTuple):
@@ -219,7 +219,7 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
     result = result_of(shown.place)
     against = _against(asked, others)
     other = None if against is None else result_of(against.place)
-    compared = None if result is None or other is None else _compared(other, result)
+    compared = None if result is None or other is None else compared_or_none(other, result)
     where = shown.first_rollouts()
     flips: list[_Flip] = []
     if result is not None and other is not None and against is not None:
@@ -239,7 +239,7 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         "against": None if against is None else against.name,
         "verdicts": []
         if compared is None or against is None
-        else [verdict(one, against=against.name) for one in compared.differences],
+        else [{**verdict(one), "against": against.name} for one in compared.differences],
         "cautions": [] if compared is None else cautions(compared),
         "flips": {"columns": queries.as_columns(_Flip._fields, flips)},
         "num_gained": sum(one.change > 0 for one in flips),

@@ -1,6 +1,6 @@
 """Rollouts beside each other: those of a group, and those of an example over steps."""
 
-import math
+import statistics
 from typing import Any
 
 from telescope_core.base.types import Message
@@ -65,16 +65,11 @@ def _prompt(row: RolloutRow) -> tuple[Message, ...]:
 
 
 def _spread(rewards: list[float]) -> JsonObject:
-    if not rewards:
-        empty = dict.fromkeys(("mean", "deviation", "minimum", "maximum"))
-        return {**empty, "count": 0}
-    mean = math.fsum(rewards) / len(rewards)
-    squares = math.fsum((reward - mean) ** 2 for reward in rewards)
     return {
-        "mean": mean,
-        "deviation": math.sqrt(squares / (len(rewards) - 1)) if len(rewards) > 1 else None,
-        "minimum": min(rewards),
-        "maximum": max(rewards),
+        "mean": statistics.fmean(rewards) if rewards else None,
+        "deviation": statistics.stdev(rewards) if len(rewards) > 1 else None,
+        "minimum": min(rewards, default=None),
+        "maximum": max(rewards, default=None),
         "count": len(rewards),
     }
 

@@ -17,11 +17,10 @@ import msgspec
 import uvicorn
 
 from telescope_core.base import interruptible
-from telescope_core.base.addresses import in_url, without_brackets
+from telescope_core.base.addresses import in_url, is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.terminal import escaped
 from telescope_core.records.arrow import arrow_modules
-from telescope_ui.base.guard import is_loopback
 from telescope_ui.files.database import Database, cache_folder
 from telescope_ui.files.own_server import OwnServer, state_folder
 from telescope_ui.index.runs import Runs, require_shown
