@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from telescope_core.evals import EvalFolder
 from telescope_core.gateway import Gateway
-from telescope_core.gateway.recorded import RecordedEnvironment
+from telescope_core.gateway.policies import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.records import RunFolder

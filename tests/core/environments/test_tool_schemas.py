@@ -10,8 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from telescope_core import Episode
-from telescope_core.environments.tool_functions import BadArgumentsError, tool_from
-from telescope_core.environments.tool_schema import argument_docs
+from telescope_core.environments.tool_functions import BadArgumentsError, argument_docs, tool_from
 from telescope_core.errors import EnvironmentLoadError
 
 

@@ -7,7 +7,7 @@ from tests.asking import ask
 from tests.core.chat.loopback_endpoint import reply, serving
 
 from telescope_core import Example, ListSource, RolloutStatus, metric, reward
-from telescope_core.base.agents import agent_of
+from telescope_core.base.messages import agent_of
 from telescope_core.errors import (
     ConfigError,
     ContextLengthError,

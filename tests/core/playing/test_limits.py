@@ -16,8 +16,7 @@ from telescope_core.base.attempts import play_with_attempts
 from telescope_core.base.protocols import LATE_SCORE_S
 from telescope_core.errors import ContextLengthError, EndpointError, JudgeError
 from telescope_core.evals import EvalSettings, run_eval
-from telescope_core.gateway.policies import RecordingPolicy
-from telescope_core.gateway.recorded import RecordedEnvironment
+from telescope_core.gateway.policies import RecordedEnvironment, RecordingPolicy
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Message, Sampling, Turn

@@ -11,10 +11,10 @@ from wire_cases import WireInThisProcess, request
 
 from telescope_core.errors import ConfigError, EnvironmentProcessError, TelescopeError
 from telescope_core.processes import ProcessSettings, handshake
-from telescope_core.processes.connection import Connection
 from telescope_core.processes.frames import (
     MAX_HELLO_BYTES,
     Beat,
+    Connection,
     Health,
     Hello,
     ProtocolError,

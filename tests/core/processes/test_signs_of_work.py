@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from telescope_core.base.protocol_versions import PROTOCOL_MAX
+from telescope_core.base.protocols import PROTOCOL_MAX
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import EnvironmentProcessError
 from telescope_core.processes.client import WorkerClient

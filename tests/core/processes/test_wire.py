@@ -219,7 +219,7 @@ async def test_cancelling_frees_the_slot_of_the_server(wire, slots, how, name):
         assert {one.status for one in ended} == {RolloutStatus.CANCELLED}
         assert {one.reward for one in ended} == {None}
     await pool.health()
-    assert not place.servings[0]._completions, "nothing waits for an answer any more"
+    assert not place.servings[0].completions, "nothing waits for an answer any more"
 
 
 async def test_a_thousand_cancelled_rollouts_leave_nothing(wire):
@@ -247,7 +247,7 @@ async def test_a_thousand_cancelled_rollouts_leave_nothing(wire):
     serving = place.servings[0]
     await pool.health()
     assert not serving._tasks
-    assert not serving._completions
+    assert not serving.completions
 
 
 async def test_64_at_once_are_as_one_by_one(wire):

@@ -91,7 +91,7 @@ def test_row_keeps_the_rollout_and_survives_json():
     row = row_of(a_rollout(), step=4, advantage=-0.5, with_tokens=True)
     assert (row.num_turns, row.num_completion_tokens, row.is_truncated) == (1, 3, True)
     assert (row.oldest_version, row.newest_version, row.generate_s) == (2, 3, 0.5)
-    assert (row.prompt_text, row.completion_text) == ("2+2=", "4")
+    assert row.completion_text == "4"
     assert row.completion_ids == (array("i", [3, 4, 5]),)
     assert row_from_json(json.loads(json.dumps(row_to_json(row)))) == row
 
@@ -237,7 +237,7 @@ def test_row_defaults_record_a_rollout_that_never_began():
     row = RolloutRow(
         step=0, environment="e", example_id="", group_id="g", index=0, status=RolloutStatus.FAILED
     )
-    assert (row.prompt_text, row.completion_text, row.reward) == ("", "", None)
+    assert (row.completion_text, row.reward) == ("", None)
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

@@ -12,7 +12,7 @@ from telescope_core.environments import Environment, Episode
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.examples import ListSource
 from telescope_core.gateway import Gateway
-from telescope_core.gateway.recorded import RecordedEnvironment
+from telescope_core.gateway.policies import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.types import Example, Message, RolloutStatus, Sampling, Split, StopReason

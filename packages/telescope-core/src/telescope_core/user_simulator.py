@@ -1,6 +1,6 @@
 """`UserSimulator`: a model that plays the user of a conversation with the policy."""
 
-from telescope_core.models.user_simulator import (
+from telescope_core.models.helper_models import (
     UserSimulator,
     UserSimulatorConfig,
 )

@@ -26,7 +26,7 @@ from telescope_core.base.types import WeightVersion
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.diagnosis import History, diagnose
 from telescope_core.environments.running import CURRENT, HoldWatch, Request
-from telescope_core.gateway.recorded import RecordedEnvironment
+from telescope_core.gateway.policies import RecordedEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.records.events import drop_events
 from telescope_core.records.logs import ProcessLog

@@ -132,3 +132,9 @@ def as_failed(rollout: Rollout, error: str, stop_reason: StopReason = StopReason
         error=error,
         reward=None,
     )
+
+
+def as_cancelled(rollout: Rollout) -> Rollout:
+    """Return `rollout` as one that was cancelled on request."""
+    cancelled, reason = RolloutStatus.CANCELLED, StopReason.CANCELLED
+    return replace(rollout, status=cancelled, status_reason="cancelled", stop_reason=reason)

@@ -1,7 +1,8 @@
 """Convert messages to and from the JSON of the OpenAI chat API; read JSON. Pure functions."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -101,3 +102,18 @@ def json_object(content: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
+
+
+_DIGITS = 12
+"""Hexadecimal digits of a digest that names an agent."""
+
+
+def agent_of(messages: Sequence[Message]) -> str:
+    """Return the name of the agent that sent `messages`, as in `Turn.agent`.
+
+    Agents are distinguished by their system messages, also in programs that do not know Telescope;
+    empty = no system message.
+    """
+    if not messages or messages[0].role != "system":
+        return ""
+    return hashlib.sha256(messages[0].content.encode()).hexdigest()[:_DIGITS]

@@ -18,6 +18,10 @@ from telescope_core.base.types import (
     Split,
 )
 
+PROTOCOL_MIN = 1
+"""Oldest version of the environment protocol that this telescope-core supports."""
+PROTOCOL_MAX = 1
+"""Newest one."""
 LATE_SCORE_S = 30.0
 """Seconds for scoring a rollout that was still being played at its deadline."""
 

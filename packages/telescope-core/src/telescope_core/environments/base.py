@@ -28,7 +28,6 @@ from telescope_core.environments.building import (
 )
 from telescope_core.environments.calls import Caller, RunsIn
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.fetch import ExampleFetcher
 from telescope_core.environments.hooks import Hook, hooks, of_kind
 from telescope_core.environments.outcomes import as_named_texts, as_truth
 from telescope_core.environments.rewards import (
@@ -39,7 +38,7 @@ from telescope_core.environments.rewards import (
 )
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
-from telescope_core.environments.sources import CheckedSources, Examples, divided
+from telescope_core.environments.sources import ExampleReader, Examples, divided
 from telescope_core.examples import SplitSource
 from telescope_core.examples.checks import checked_messages
 
@@ -140,14 +139,14 @@ class Environment:
         return []
 
     @cached_property
-    def fetcher(self) -> ExampleFetcher:
+    def fetcher(self) -> ExampleReader:
         """The object that reads the examples."""
-        sources = CheckedSources(
+        return ExampleReader(
             self.examples,
+            self.caller,
             owner=class_location(type(self)),
             folder=folder_defining(type(self), "examples"),
         )
-        return ExampleFetcher(sources, self.caller)
 
     def examples(self, split: Split) -> Examples:
         """Return the examples of `split`; their ids must be stable and the splits disjoint.

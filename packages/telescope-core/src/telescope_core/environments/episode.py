@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
-from telescope_core.base.agents import agent_of
 from telescope_core.base.code_places import called_at, shown_path
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError
+from telescope_core.base.messages import agent_of
 from telescope_core.base.protocols import Policy
 from telescope_core.base.types import (
     ChatEndpoint,

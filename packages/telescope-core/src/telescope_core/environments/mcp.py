@@ -24,8 +24,12 @@ from telescope_core.base.errors import (
 from telescope_core.base.messages import json_object
 from telescope_core.base.types import JsonValue
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.tool_functions import BadArgumentsError, Tool, ToolError
-from telescope_core.environments.tool_schema import simplified
+from telescope_core.environments.tool_functions import (
+    BadArgumentsError,
+    Tool,
+    ToolError,
+    simplified,
+)
 
 if TYPE_CHECKING:
     from mcp import Client

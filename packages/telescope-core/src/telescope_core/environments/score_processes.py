@@ -17,7 +17,7 @@ from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError, R
 from telescope_core.environments.usage import may_ask, require_may_ask
 
 HEADER = struct.Struct(">Q")
-"""Length in bytes of the pickle that follows."""
+"""Length in bytes of the pickle that follows an answer."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from telescope_core.environments.score_worker import main; main(int(sys.argv[1]))"
@@ -103,7 +103,7 @@ class ScoreProcesses:
     async def _exchange(self, worker: _Worker, message: object) -> tuple[str, Any]:
         data = pickle.dumps(message)
         try:
-            worker.writer.write(HEADER.pack(len(data)) + data)
+            worker.writer.write(data)
             await worker.writer.drain()
             (length,) = HEADER.unpack(await worker.reader.readexactly(HEADER.size))
             return cast(tuple[str, Any], pickle.loads(await worker.reader.readexactly(length)))

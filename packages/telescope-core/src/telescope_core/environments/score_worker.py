@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any, cast
@@ -28,13 +28,17 @@ _PARENT_CHECK_S = 1.0
 def main(file_descriptor: int) -> None:
     """Serve one parent over the socket `file_descriptor`."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    with socket.socket(fileno=file_descriptor) as connection:
-        factory, config = _receive(connection)
+    with (
+        socket.socket(fileno=file_descriptor) as connection,
+        connection.makefile("rb") as messages,
+        suppress(EOFError),
+    ):
+        factory, config = pickle.load(messages)
         module, _, name = factory.partition(":")
         built = _outcome(lambda: attrgetter(name)(importlib.import_module(module))(config))
         _send(connection, (built[0], None if built[0] == "returned" else built[1]))
-        while (message := _receive(connection)) is not None:
-            method, arguments, may_ask = message
+        while True:
+            method, arguments, may_ask = pickle.load(messages)
             call = partial(_call, getattr(built[1], method), arguments)
             with nullcontext([]) if may_ask else asking_nobody() as refused:
                 outcome = _outcome(call)
@@ -59,22 +63,6 @@ def _outcome(work: Callable[[], object]) -> tuple[str, Any]:
         raise
     except BaseException as error:  # noqa: BLE001 - a boundary: it is raised again in the parent
         return "raised", f"{type(error).__name__}: {error}"
-
-
-def _receive(connection: socket.socket) -> Any:
-    header = _read(connection, _HEADER.size)
-    return pickle.loads(_read(connection, _HEADER.unpack(header)[0])) if header else None
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    parts: list[bytes] = []
-    while length:
-        part = connection.recv(min(length, 1 << 20))
-        if not part:
-            return b""
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)
 
 
 def _send(connection: socket.socket, message: object) -> None:

@@ -5,6 +5,7 @@ becomes one that names the split, the example, the file and the line. Code that 
 be called in a thread, because it may read files.
 """
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from telescope_core.base.errors import DuplicateIdError, EnvironmentLoadError, T
 from telescope_core.base.protocols import ExampleSource
 from telescope_core.base.types import Example, Split
 from telescope_core.environments.author_errors import contained
-from telescope_core.environments.calls import ADVICE
+from telescope_core.environments.calls import ADVICE, Caller
 from telescope_core.environments.running import noting
 from telescope_core.examples import ListSource, split_of
 from telescope_core.examples.checks import checked_example
@@ -30,6 +31,9 @@ file."""
 MAX_LISTED = 1_000_000
 """Most examples that a list or a generator may give."""
 _MAX_REMEMBERED = 100_000
+_MAX_KEPT = 512
+"""Most examples kept in memory. The rollouts of a group and its group reward need the same example
+soon after each other."""
 
 
 class CheckedSource:
@@ -80,34 +84,65 @@ class CheckedSource:
         return example
 
 
-class CheckedSources:
-    """The checked sources that an author's `examples` returns for each split; each is read once.
+class ExampleReader:
+    """Reads the sources that an author's `examples` returns, and their examples, each one checked.
 
-    `owner` names the environment in errors. Paths are relative to `folder`.
+    A source is read once, and an example only once for its group: concurrent requests for it share
+    one read, in a thread of `caller`. `owner` names the environment in errors. Paths are relative
+    to `folder`.
     """
 
-    def __init__(self, examples: Callable[[Split], object], *, owner: str, folder: Path) -> None:
+    def __init__(
+        self, examples: Callable[[Split], object], caller: Caller, *, owner: str, folder: Path
+    ) -> None:
         self._examples = examples
+        self._caller = caller
         self._owner = owner
         self._folder = folder
         self._lock = threading.Lock()
-        self._found: dict[Split, ExampleSource] = {}
+        self._sources: dict[Split, ExampleSource] = {}
+        self._known: dict[tuple[Split, int], Example] = {}
+        self._reading: dict[tuple[Split, int], asyncio.Task[Example]] = {}
 
-    def of(self, split: Split) -> ExampleSource:
-        """Return the source of `split`; waits while another thread is reading it."""
+    def source(self, split: Split) -> ExampleSource:
+        """Return the source of `split`; waits while another thread is reading it.
+
+        It may read files, so call it in a thread.
+        """
         with self._lock:
-            if split not in self._found:
-                self._found[split] = self._read(split)
-            return self._found[split]
+            if split not in self._sources:
+                where = f"the {split} examples of {self._owner}"
+                try:
+                    with contained(), noting(self._examples, "data"):
+                        given = self._examples(split)
+                except Exception as error:
+                    raise _placed(where, error) from error
+                self._sources[split] = source_of(given, where=where, folder=self._folder)
+            return self._sources[split]
 
-    def _read(self, split: Split) -> ExampleSource:
-        where = f"the {split} examples of {self._owner}"
-        try:
-            with contained(), noting(self._examples, "data"):
-                given = self._examples(split)
-        except Exception as error:
-            raise _placed(where, error) from error
-        return source_of(given, where=where, folder=self._folder)
+    async def get(self, split: Split, index: int) -> Example:
+        """Return example `index` of `split`."""
+        key = (split, index)
+        if key in self._known:
+            return self._known[key]
+        task = self._reading.get(key)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = asyncio.create_task(self._read(split, index))
+            self._reading[key] = task
+            task.add_done_callback(lambda _: self._reading.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _read(self, split: Split, index: int) -> Example:
+        def read() -> Example:
+            source = self.source(split)
+            with noting(source.example, "data"):
+                return source.example(index)
+
+        found = await self._caller.in_thread(read)
+        if len(self._known) >= _MAX_KEPT:
+            self._known.pop(next(iter(self._known)))
+        self._known[split, index] = found
+        return found
 
 
 def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:

@@ -1,9 +1,14 @@
 """The gateway: an endpoint for each rollout, as OpenAI's and Anthropic's clients expect it."""
 
-from telescope_core.gateway.policies import ForwardingPolicies, RecordingPolicy, forwarding
-from telescope_core.gateway.recorded import RecordedEnvironment, canceled_attempt, recording
-from telescope_core.gateway.server import Gateway
-from telescope_core.gateway.session import Session
+from telescope_core.gateway.policies import (
+    ForwardingPolicies,
+    RecordedEnvironment,
+    RecordingPolicy,
+    canceled_attempt,
+    forwarding,
+    recording,
+)
+from telescope_core.gateway.server import Gateway, Session
 
 __all__ = [
     "ForwardingPolicies",

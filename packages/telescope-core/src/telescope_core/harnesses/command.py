@@ -77,26 +77,42 @@ def endpoint_variables(task: AgentTask) -> dict[str, str]:
     }
 
 
-def own_program(task: AgentTask, source: str, options: Mapping[str, object]) -> AgentProgram:
-    """Return how to run `source`, a file in this folder, which reads task and `options` as JSON."""
-    program, asked = f"{AGENT_FOLDER}/{source}", f"{AGENT_FOLDER}/task.json"
-    answer_file = f"{AGENT_FOLDER}/answer.txt"
-    given = {
-        **options,
-        "task": task.text,
-        "model": task.model,
-        "max_turns": task.max_turns,
-        "answer_file": answer_file,
-    }
-    return AgentProgram(
-        argv=(task.python, "-I", program, asked),
-        environment=endpoint_variables(task),
-        files={
-            program: Path(__file__).with_name(source).read_text(encoding="utf-8"),
-            asked: json.dumps(given),
-        },
-        answer_file=answer_file,
-    )
+class OwnProgram:
+    """A harness whose program is the file `source` in this folder; a file passes it the task.
+
+    The program reads task and options as JSON, and writes its answer to a file.
+    """
+
+    source: str
+    requirements: tuple[str, ...] = ()
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self._options = options
+
+    def program(self, task: AgentTask) -> AgentProgram:
+        """Return the program and its files."""
+        program, asked = f"{AGENT_FOLDER}/{self.source}", f"{AGENT_FOLDER}/task.json"
+        answer_file = f"{AGENT_FOLDER}/answer.txt"
+        given = {
+            **self._options,
+            "task": task.text,
+            "model": task.model,
+            "max_turns": task.max_turns,
+            "answer_file": answer_file,
+        }
+        return AgentProgram(
+            argv=(task.python, "-I", program, asked),
+            environment=endpoint_variables(task),
+            files={
+                program: Path(__file__).with_name(self.source).read_text(encoding="utf-8"),
+                asked: json.dumps(given),
+            },
+            answer_file=answer_file,
+        )
+
+    def answer(self, written: str) -> str:
+        """Return the whole output as the answer."""
+        return written.strip()
 
 
 def _filled(word: str, task: AgentTask) -> str:

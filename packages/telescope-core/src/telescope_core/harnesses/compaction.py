@@ -3,8 +3,7 @@
 from typing import Literal, get_args
 
 from telescope_core.base.errors import ConfigError, unknown_name
-from telescope_core.harnesses.command import own_program
-from telescope_core.harnesses.protocol import AgentProgram, AgentTask
+from telescope_core.harnesses.command import OwnProgram
 
 ContextStrategy = Literal["none", "summarize", "drop_tool_results", "sliding_window"]
 """Treatment of a history that is too long: none; replace it by the model's summary; drop the
@@ -16,11 +15,11 @@ _INSTRUCTIONS = (
 )
 
 
-class ShellAgent:
+class ShellAgent(OwnProgram):
     """A small agent with the tool `shell`, whose context and sub-agents are settings."""
 
+    source = "compaction_program.py"
     name = "shell-agent"
-    requirements: tuple[str, ...] = ()
     offers_tools = True
 
     def __init__(
@@ -52,19 +51,13 @@ class ShellAgent:
                     f"harness {self.name!r}: {option} must be a whole number of at least 1, "
                     f"got {value!r}"
                 )
-        self._options = {
-            "context_strategy": context_strategy,
-            "max_context_tokens": max_context_tokens,
-            "keep_turns": keep_turns,
-            "sub_agents": sub_agents,
-            "instructions": instructions,
-            "tool_timeout_s": tool_timeout_s,
-        }
-
-    def program(self, task: AgentTask) -> AgentProgram:
-        """Return the program; a file passes it the task and the options."""
-        return own_program(task, "compaction_program.py", self._options)
-
-    def answer(self, written: str) -> str:
-        """Return the whole output as the answer."""
-        return written.strip()
+        super().__init__(
+            {
+                "context_strategy": context_strategy,
+                "max_context_tokens": max_context_tokens,
+                "keep_turns": keep_turns,
+                "sub_agents": sub_agents,
+                "instructions": instructions,
+                "tool_timeout_s": tool_timeout_s,
+            }
+        )

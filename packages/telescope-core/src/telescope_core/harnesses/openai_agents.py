@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from telescope_core.harnesses.command import own_program
+from telescope_core.harnesses.command import OwnProgram
 from telescope_core.harnesses.protocol import AgentProgram, AgentTask
 
 _INSTRUCTIONS = (
@@ -11,22 +11,19 @@ _INSTRUCTIONS = (
 )
 
 
-class OpenAIAgents:
+class OpenAIAgents(OwnProgram):
     """An agent of the OpenAI Agents SDK with the tool `shell`."""
 
+    source = "openai_agents_program.py"
     name = "openai-agents"
     requirements = ("openai-agents==0.24.0", "openai==3.54.0")
     offers_tools = True
 
     def __init__(self, *, instructions: str = _INSTRUCTIONS, tool_timeout_s: float = 60.0) -> None:
         """`instructions`: those of the agent; `tool_timeout_s`: limit of one shell call."""
-        self._options = {"instructions": instructions, "tool_timeout_s": tool_timeout_s}
+        super().__init__({"instructions": instructions, "tool_timeout_s": tool_timeout_s})
 
     def program(self, task: AgentTask) -> AgentProgram:
         """Return the program that builds and runs the agent; a file passes it the task."""
-        own = own_program(task, "openai_agents_program.py", self._options)
+        own = super().program(task)
         return replace(own, environment={**own.environment, "OPENAI_AGENTS_DISABLE_TRACING": "1"})
-
-    def answer(self, written: str) -> str:
-        """Return the whole output as the answer."""
-        return written.strip()

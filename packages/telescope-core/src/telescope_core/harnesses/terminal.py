@@ -4,8 +4,7 @@ It works with models without tool calls: the keys to type are JSON in the text o
 """
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.harnesses.command import own_program
-from telescope_core.harnesses.protocol import AgentProgram, AgentTask
+from telescope_core.harnesses.command import OwnProgram
 
 _INSTRUCTIONS = r"""You work on a computer by typing into one terminal, in which bash runs.
 You are shown what it prints. Answer with one JSON object, and nothing behind it:
@@ -16,11 +15,11 @@ after wait_s seconds. A program that still runs then goes on: type into it, or a
 wait longer. When the task is done, answer with {"done": true, "answer": "..."}."""
 
 
-class TerminalAgent:
+class TerminalAgent(OwnProgram):
     """An agent that types into one shell, which keeps its state from turn to turn."""
 
+    source = "terminal_program.py"
     name = "terminal"
-    requirements: tuple[str, ...] = ()
     offers_tools = False
 
     def __init__(
@@ -36,16 +35,10 @@ class TerminalAgent:
                 "harness 'terminal' needs wait_s above 0 and at most max_wait_s, got "
                 f"wait_s = {wait_s!r} and max_wait_s = {max_wait_s!r}"
             )
-        self._options = {
-            "instructions": instructions,
-            "wait_s": wait_s,
-            "max_wait_s": max_wait_s,
-        }
-
-    def program(self, task: AgentTask) -> AgentProgram:
-        """Return the program that asks the model and types; a file passes it the task."""
-        return own_program(task, "terminal_program.py", self._options)
-
-    def answer(self, written: str) -> str:
-        """Return the whole output as the answer."""
-        return written.strip()
+        super().__init__(
+            {
+                "instructions": instructions,
+                "wait_s": wait_s,
+                "max_wait_s": max_wait_s,
+            }
+        )

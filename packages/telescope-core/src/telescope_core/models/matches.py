@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from telescope_core.base.agents import agent_of
 from telescope_core.base.attempts import is_too_long
 from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import (
@@ -23,7 +22,7 @@ from telescope_core.base.errors import (
     RewardError,
     unknown_name,
 )
-from telescope_core.base.messages import message_to_json
+from telescope_core.base.messages import agent_of, message_to_json
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,

@@ -3,11 +3,19 @@
 All are pure functions, and their time is linear in the length of the text.
 """
 
-from telescope_core.parsers.boxed import boxed_answer
-from telescope_core.parsers.code_blocks import code_block
-from telescope_core.parsers.json_values import as_model, json_values, last_json
-from telescope_core.parsers.thinking import Thinking, split_thinking, without_thinking
-from telescope_core.parsers.xml_tags import follows_xml_format, xml_fields, xml_tag
+from telescope_core.parsers.texts import (
+    Thinking,
+    as_model,
+    boxed_answer,
+    code_block,
+    follows_xml_format,
+    json_values,
+    last_json,
+    split_thinking,
+    without_thinking,
+    xml_fields,
+    xml_tag,
+)
 
 __all__ = [
     "Thinking",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, copy_context
 from dataclasses import replace
 
-from telescope_core.base.attempts import as_failed
+from telescope_core.base.attempts import as_cancelled, as_failed
 from telescope_core.base.code_places import location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError, StrayCancelError
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
@@ -17,9 +17,7 @@ from telescope_core.base.types import (
     Example,
     Group,
     Rollout,
-    RolloutStatus,
     Split,
-    StopReason,
 )
 from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
@@ -167,7 +165,7 @@ class InProcessEnvironment:
                 raise
             if request.rollout_id not in self._stopped:
                 return stray_cancelled(self._name, request)
-            return _cancelled(self._name, request)
+            return as_cancelled(request.rollout(self._name))
         finally:
             self._playing.pop(request.rollout_id, None)
             self._stopped.discard(request.rollout_id)
@@ -247,12 +245,3 @@ def stray_cancelled(name: str, request: PlayRequest) -> Rollout:
     reason = StrayCancelError.__name__
     rollout = replace(request.rollout(name), tags={"failed_in": "play"})
     return as_failed(rollout, f"{reason}: {stray_cancel(' while it was played')}")
-
-
-def _cancelled(name: str, request: PlayRequest) -> Rollout:
-    return replace(
-        request.rollout(name),
-        status=RolloutStatus.CANCELLED,
-        status_reason="cancelled",
-        stop_reason=StopReason.CANCELLED,
-    )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from telescope_core.base.attempts import as_cancelled, as_failed
 from telescope_core.base.errors import (
     EndpointError,
     EnvironmentProcessError,
@@ -23,34 +24,21 @@ from telescope_core.base.errors import (
     StrayCancelError,
     TelescopeError,
 )
-from telescope_core.base.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
-from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.protocols import (
+    LATE_SCORE_S,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    PlayRequest,
+    Policy,
+)
 from telescope_core.base.scoring_events import Listener, who_hears_of_scoring
 from telescope_core.base.terminal import foreign
-from telescope_core.base.types import LOST_TO, Completion, Rollout, RolloutStatus, StopReason, Turn
+from telescope_core.base.types import LOST_TO, Completion, Rollout, StopReason, Turn
 from telescope_core.chat.trouble import SHOWN_EVERY_S, relay
 from telescope_core.environments.author_errors import stray_cancel
 from telescope_core.playing.in_process import stray_cancelled
-from telescope_core.processes.connection import Connection
-from telescope_core.processes.frames import (
-    Beat,
-    Cancel,
-    Close,
-    Complete,
-    Completed,
-    Failure,
-    Open,
-    Play,
-    ProtocolError,
-    Refused,
-    Reply,
-    Request,
-    Scoring,
-    Stopped,
-    Welcome,
-    Withdraw,
-    WorkerFrame,
-)
+from telescope_core.processes import frames
+from telescope_core.processes.frames import Beat, Connection, ProtocolError, Request, WorkerFrame
 from telescope_core.processes.handshake import Agreement, hello, load_error
 from telescope_core.processes.launch import Lifeline, WorkerPlace
 from telescope_core.processes.replies import (
@@ -77,7 +65,7 @@ _MOST_LINE_CHARACTERS = 500
 class RequestFailed(Exception):
     """The worker answered a request with a failure."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: frames.Failure) -> None:
         self.kind = foreign(failure.kind, _MOST_LINE_CHARACTERS)
         self.text = foreign(failure.message, MOST_ERROR_CHARACTERS)
         super().__init__(f"{self.kind}: {self.text}")
@@ -142,7 +130,7 @@ class WorkerClient:
         self._moved_s = asyncio.get_running_loop().time()
         """Time at which the worker last showed work, on the clock of the event loop."""
         self._most_memory_bytes = 0
-        self._greeting: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._greeting: asyncio.Future[frames.Welcome] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
         self._why_killed = ""
         self._told_s, self._num_untold = -math.inf, 0
@@ -205,7 +193,7 @@ class WorkerClient:
         values = {name: os.environ[name] for name in names if name in os.environ}
         if values:
             self.lifeline.hide(values.values())
-        opening = Open(settings=dict(settings), secrets=values, asks_models=asks_models)
+        opening = frames.Open(settings=dict(settings), secrets=values, asks_models=asks_models)
         await self.ask(opening, read_nothing, within_s=self._deadlines.load_s, shows_work=True)
 
     async def ask(
@@ -235,7 +223,7 @@ class WorkerClient:
                 raise RolloutCrashError(call.blame.partition(": ")[2]) from None
             raise
         except asyncio.CancelledError:
-            self._connection.send(Cancel(id=call.id))
+            self._connection.send(frames.Cancel(id=call.id))
             raise
         finally:
             self._calls.pop(call.id, None)
@@ -268,7 +256,9 @@ class WorkerClient:
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as a failed rollout."""
         hears = who_hears_of_scoring()
-        frame = Play(request=request, endpoint=policy.endpoint, tells_scoring=hears is not None)
+        frame = frames.Play(
+            request=request, endpoint=policy.endpoint, tells_scoring=hears is not None
+        )
         late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
         limit_s = request.deadline_s + late_s + self._deadlines.grace_s
         call = self._begin(frame, rollout_id=request.rollout_id, policy=policy)
@@ -307,7 +297,7 @@ class WorkerClient:
             call.withdraw_all()
         self.num_finished += 1
         if value is None and call.is_stopped:
-            return _cancelled(name, request, call)
+            return as_cancelled(replace(request.rollout(name), turns=tuple(call.turns)))
         if value is None:
             stray = stray_cancelled(name, request)
             return replace(stray, turns=tuple(call.turns))
@@ -330,7 +320,7 @@ class WorkerClient:
             if call.rollout_id == rollout_id:
                 call.is_stopped = True
                 call.withdraw_all()
-                self._connection.send(Cancel(id=call.id))
+                self._connection.send(frames.Cancel(id=call.id))
 
     def blame(self, call_id: int, error: str) -> str:
         """Record that a request is the reason for ending this worker; returns the `culprit`."""
@@ -372,7 +362,7 @@ class WorkerClient:
         close_s = self._deadlines.close_s
         if self.is_alive and self._greeting.done():
             with suppress(TelescopeError):  # the worker is ended below in any case
-                await self.ask(Close(), read_nothing, within_s=close_s)
+                await self.ask(frames.Close(), read_nothing, within_s=close_s)
         self._connection.close("it was closed")
         if self.lifeline is not None:
             await self.lifeline.end(within_s=close_s)
@@ -407,7 +397,7 @@ class WorkerClient:
     async def _stop(self, call: _Call) -> None:
         """Cancel a rollout: its model requests now, its code in the worker within `cancel_s`."""
         call.withdraw_all()
-        self._connection.send(Cancel(id=call.id))
+        self._connection.send(frames.Cancel(id=call.id))
         await asyncio.wait(
             [*call.completing.values(), call.ended], timeout=self._deadlines.cancel_s
         )
@@ -427,15 +417,15 @@ class WorkerClient:
                 if frame.trouble:
                     self._tell(frame.trouble)
                 self.lag_s = max(self.lag_s, frame.lag_s)
-            case Welcome() | Refused():
+            case frames.Welcome() | frames.Refused():
                 self._greeted(frame)
-            case Complete():
+            case frames.Complete():
                 self._complete(frame)
-            case Scoring():
+            case frames.Scoring():
                 call = self._calls.get(frame.id)
                 if call is not None and call.on_scoring is not None:
                     call.on_scoring()
-            case Withdraw():
+            case frames.Withdraw():
                 task = self._completing.get(frame.id)
                 if task is not None:
                     task.cancel()
@@ -481,29 +471,29 @@ class WorkerClient:
         if self.load <= 1:
             self._moved_s = asyncio.get_running_loop().time()
 
-    def _greeted(self, frame: Welcome | Refused) -> None:
+    def _greeted(self, frame: frames.Welcome | frames.Refused) -> None:
         if self._greeting.done():
             self._connection.abort("a second greeting arrived")
-        elif isinstance(frame, Welcome):
+        elif isinstance(frame, frames.Welcome):
             self._greeting.set_result(frame)
         else:
             text = f"{self.label} refused: {foreign(frame.reason, MOST_ERROR_CHARACTERS)}"
             self._greeting.set_exception(load_error(frame.kind, text))
 
-    def _end(self, frame: Reply | Stopped | Failure) -> None:
+    def _end(self, frame: frames.Reply | frames.Stopped | frames.Failure) -> None:
         call = self._calls.get(frame.id)
         if call is None or call.ended.done():
             return
-        if isinstance(frame, Failure):
+        if isinstance(frame, frames.Failure):
             call.ended.set_exception(RequestFailed(frame))
         else:
-            call.ended.set_result(frame.value if isinstance(frame, Reply) else None)
+            call.ended.set_result(frame.value if isinstance(frame, frames.Reply) else None)
 
-    def _complete(self, frame: Complete) -> None:
+    def _complete(self, frame: frames.Complete) -> None:
         call = self._calls.get(frame.call)
         if call is None or call.policy is None or call.ended.done():
             text = "the rollout has ended"
-            self._connection.send(Failure(id=frame.id, kind="EndpointError", message=text))
+            self._connection.send(frames.Failure(id=frame.id, kind="EndpointError", message=text))
             return
         if frame.id in self._completing:
             self._connection.abort(f"a second request for completion {frame.id} arrived")
@@ -529,7 +519,7 @@ class WorkerClient:
             call.turns.append(turn)
         if error is not None:
             kind, text = type(error).__name__, str(error)
-            self._connection.send(Failure(id=number, kind=kind, message=text))
+            self._connection.send(frames.Failure(id=number, kind=kind, message=text))
 
     def _show(self, completion: Completion, number: int) -> ProtocolError | None:
         """Send the worker its part of a completion; returns the error if that is too large."""
@@ -541,7 +531,7 @@ class WorkerClient:
             num_retries=completion.num_retries,
         )
         try:
-            self._connection.send(Completed(id=number, completion=shown))
+            self._connection.send(frames.Completed(id=number, completion=shown))
         except ProtocolError as error:
             return error
         return None
@@ -574,22 +564,6 @@ class WorkerClient:
 def _failed(
     name: str, request: PlayRequest, call: _Call, error: str, stop_reason: StopReason
 ) -> Rollout:
-    return replace(
-        request.rollout(name),
-        turns=tuple(call.turns),
-        status=RolloutStatus.FAILED,
-        status_reason=error.partition(":")[0],
-        stop_reason=stop_reason,
-        error=error,
-        tags={"failed_in": "process"},
-    )
-
-
-def _cancelled(name: str, request: PlayRequest, call: _Call) -> Rollout:
-    return replace(
-        request.rollout(name),
-        turns=tuple(call.turns),
-        status=RolloutStatus.CANCELLED,
-        status_reason="cancelled",
-        stop_reason=StopReason.CANCELLED,
-    )
+    tags = {"failed_in": "process"}
+    rollout = replace(request.rollout(name), turns=tuple(call.turns), tags=tags)
+    return as_failed(rollout, error, stop_reason)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from telescope_core.base import errors
 from telescope_core.base.errors import ContradictionError, EnvironmentLoadError, TelescopeError
-from telescope_core.base.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.base.protocols import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.base.secret_names import require_own_secrets, shown_name
 from telescope_core.base.terminal import foreign
 from telescope_core.base.types import EnvironmentDescription

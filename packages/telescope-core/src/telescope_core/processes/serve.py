@@ -1,7 +1,7 @@
 """The worker's side of a connection: answers one host's requests with an environment.
 
-Each request is a task. The policy of a rollout is on the host: `complete` sends its request over
-the wire, and cancelling it withdraws the request on the host.
+Each request is a task. The policy of a rollout is on the host: its requests are sent over the wire,
+and cancelling one withdraws it on the host.
 """
 
 import asyncio
@@ -30,35 +30,8 @@ from telescope_core.environments import running
 from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
 from telescope_core.playing.in_process import InProcessEnvironment
-from telescope_core.processes.connection import Connection
-from telescope_core.processes.frames import (
-    MAX_FRAME_BYTES,
-    MAX_HELLO_BYTES,
-    Beat,
-    Cancel,
-    Close,
-    Complete,
-    Completed,
-    Describe,
-    Failure,
-    FetchExample,
-    Gold,
-    Health,
-    Hello,
-    HostFrame,
-    Open,
-    Play,
-    ProtocolError,
-    Refused,
-    Reply,
-    Request,
-    ScoreGroup,
-    Scoring,
-    Stopped,
-    Withdraw,
-    as_raw,
-    without_tokens,
-)
+from telescope_core.processes import frames
+from telescope_core.processes.frames import Connection, HostFrame, ProtocolError, Request
 from telescope_core.processes.handshake import Identity, error_from, objection, welcome
 from telescope_core.records.logs import hide_in_logs
 
@@ -104,17 +77,18 @@ class Serving:
             _DECODER,
             on_frame=self._on_frame,
             on_lost=self._on_lost,
-            max_frame_bytes=MAX_HELLO_BYTES,
+            max_frame_bytes=frames.MAX_HELLO_BYTES,
         )
         self._served = served
         self._on_ended = on_ended
         self._is_greeted = False
         self._client: InProcessEnvironment | None = None
         self._tasks: dict[int, asyncio.Task[object]] = {}
-        self._completions: dict[int, asyncio.Future[Completion]] = {}
-        self._ids = itertools.count()
+        self.completions: dict[int, asyncio.Future[Completion]] = {}
+        """Answers that policies wait for, by the number of their request."""
+        self.ids = itertools.count()
 
-    def beat(self, beat: Beat, *, blocked_by: ServedCall | None) -> None:
+    def beat(self, beat: frames.Beat, *, blocked_by: ServedCall | None) -> None:
         """Send the host the state of this process; called from a thread."""
         if not self._is_greeted:
             return
@@ -125,26 +99,26 @@ class Serving:
     def _on_frame(self, frame: HostFrame) -> None:
         if not self._is_greeted:
             self._greet(frame)
-        elif isinstance(frame, Completed):
-            answered = self._completions.pop(frame.id, None)
+        elif isinstance(frame, frames.Completed):
+            answered = self.completions.pop(frame.id, None)
             if answered is not None and not answered.done():
                 answered.set_result(frame.completion)
-        elif isinstance(frame, Failure):
-            answered = self._completions.pop(frame.id, None)
+        elif isinstance(frame, frames.Failure):
+            answered = self.completions.pop(frame.id, None)
             if answered is not None and not answered.done():
                 error = error_from(frame.kind, frame.message, otherwise=EndpointError)
                 answered.set_exception(error)
-        elif isinstance(frame, Cancel):
+        elif isinstance(frame, frames.Cancel):
             task = self._tasks.get(frame.id)
             if task is not None:
                 task.cancel()
-        elif isinstance(frame, Hello):
+        elif isinstance(frame, frames.Hello):
             self.connection.abort("a second hello arrived")
         else:
             self._begin(frame)
 
     def _greet(self, frame: HostFrame) -> None:
-        if not isinstance(frame, Hello):
+        if not isinstance(frame, frames.Hello):
             self.connection.abort("the first message must be hello")
             return
         kind, reason = "ProtocolError", objection(frame, self._served.identity, self._served.token)
@@ -152,11 +126,11 @@ class Serving:
         if not reason and environment_class is None:
             kind, reason = self._served.problem
         if reason or environment_class is None:
-            self.connection.send(Refused(kind=kind, reason=reason))
+            self.connection.send(frames.Refused(kind=kind, reason=reason))
             self.connection.close("the host was refused")
             return
         self._is_greeted = True
-        self.connection.max_frame_bytes = MAX_FRAME_BYTES
+        self.connection.max_frame_bytes = frames.MAX_FRAME_BYTES
         identity = self._served.identity
         self.connection.send(welcome(frame, identity, environment_class, os.getpid()))
 
@@ -178,49 +152,49 @@ class Serving:
         call.has_ended = True
         self._tasks.pop(call.id, None)
         if task.cancelled() and task.cancelling():
-            self.connection.send(Stopped(id=call.id))
+            self.connection.send(frames.Stopped(id=call.id))
             return
         error = StrayCancelError(stray_cancel("")) if task.cancelled() else task.exception()
         if error is None:
             try:
-                self.connection.send(Reply(id=call.id, value=as_raw(task.result())))
+                self.connection.send(frames.Reply(id=call.id, value=frames.as_raw(task.result())))
                 return
             except (TypeError, ValueError, OverflowError, ProtocolError) as unsendable:
                 error = EndpointError(f"the result cannot be sent to the host: {unsendable}")
         kind = type(error).__name__
-        self.connection.send(Failure(id=call.id, kind=kind, message=str(error)))
+        self.connection.send(frames.Failure(id=call.id, kind=kind, message=str(error)))
 
     async def _answer(self, request: Request) -> object:
         with contained():
             return await self._answered(request)
 
     async def _answered(self, request: Request) -> object:
-        if isinstance(request, Open):
+        if isinstance(request, frames.Open):
             return await self._open(request)
         client = self._client
         if client is None:
             raise EndpointError(f"{type(request).__name__} came before the environment was opened")
         match request:
-            case Play():
+            case frames.Play():
                 return await self._play(client, request)
-            case Describe():
+            case frames.Describe():
                 return await client.describe()
-            case FetchExample():
+            case frames.FetchExample():
                 return await client.example(request.split, request.index)
-            case Gold():
+            case frames.Gold():
                 gold = await client.gold(request.split, request.index)
-                return None if gold is None else without_tokens(gold)
-            case ScoreGroup():
+                return None if gold is None else frames.without_tokens(gold)
+            case frames.ScoreGroup():
                 group = request.group
                 return await client.score_group(request.split, request.example_index, group)
-            case Health():
+            case frames.Health():
                 return await client.health()
-            case Close():
+            case frames.Close():
                 await client.close()
                 asyncio.get_running_loop().call_soon(self.connection.close, "the host closed it")
                 return None
 
-    async def _open(self, request: Open) -> None:
+    async def _open(self, request: frames.Open) -> None:
         found = self._served.environment_class
         assert found is not None, "a greeted host has an environment"
         os.environ.update(request.secrets)
@@ -234,7 +208,7 @@ class Serving:
             asks_models=request.asks_models,
         )
 
-    async def _play(self, client: InProcessEnvironment, request: Play) -> Rollout:
+    async def _play(self, client: InProcessEnvironment, request: frames.Play) -> Rollout:
         policy = _HostPolicy(self, request.id, request.endpoint)
         asked = request.request
         _LOGGER.debug("rollout %s of example %s begins", asked.rollout_id, asked.example_index)
@@ -245,39 +219,11 @@ class Serving:
             *(asked.rollout_id, rollout.status.value, rollout.reward, policy.num_answers),
         )
         # The host has recorded the turns of its policy.
-        return replace(rollout, turns=()) if policy.num_answers else without_tokens(rollout)
+        return replace(rollout, turns=()) if policy.num_answers else frames.without_tokens(rollout)
 
-    def _note_scoring(self, request: Play) -> None:
+    def _note_scoring(self, request: frames.Play) -> None:
         if request.tells_scoring:
-            self.connection.send(Scoring(id=request.id))
-
-    async def complete(
-        self,
-        call: int,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        tools: Sequence[dict[str, JsonValue]],
-    ) -> Completion:
-        """Return a completion from the policy of request `call`, which runs on the host."""
-        number = next(self._ids)
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._completions[number] = answer
-        self.connection.send(
-            Complete(
-                id=number,
-                call=call,
-                messages=tuple(messages),
-                sampling=sampling,
-                tools=tuple(tools),
-            )
-        )
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.connection.send(Withdraw(id=number))
-            raise
-        finally:
-            self._completions.pop(number, None)
+            self.connection.send(frames.Scoring(id=request.id))
 
     def _on_lost(self, why: str) -> None:
         for task in list(self._tasks.values()):
@@ -291,12 +237,8 @@ class _HostPolicy:
     def __init__(self, serving: Serving, call: int, endpoint: ChatEndpoint | None) -> None:
         self._serving = serving
         self._call = call
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self.num_answers = 0
-
-    @property
-    def endpoint(self) -> ChatEndpoint | None:
-        return self._endpoint
 
     async def complete(
         self,
@@ -305,6 +247,24 @@ class _HostPolicy:
         *,
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
-        completion = await self._serving.complete(self._call, messages, sampling, tools)
+        send, answers = self._serving.connection.send, self._serving.completions
+        number = next(self._serving.ids)
+        answers[number] = asyncio.get_running_loop().create_future()
+        send(
+            frames.Complete(
+                id=number,
+                call=self._call,
+                messages=tuple(messages),
+                sampling=sampling,
+                tools=tuple(tools),
+            )
+        )
+        try:
+            completion = await answers[number]
+        except asyncio.CancelledError:
+            send(frames.Withdraw(id=number))
+            raise
+        finally:
+            answers.pop(number, None)
         self.num_answers += 1
         return completion

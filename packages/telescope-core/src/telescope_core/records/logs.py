@@ -11,12 +11,11 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
 from telescope_core.base.messages import json_object
@@ -205,31 +204,22 @@ class JsonLines(RotatingFileHandler):
         return stream
 
 
-def telling_failure(logger: logging.Logger, what: str) -> AbstractContextManager[None]:
+@contextmanager
+def telling_failure(logger: logging.Logger, what: str) -> Generator[None]:
     """Log the error that ends the context, with its traceback; it is raised further.
 
     `what`: the activity in the context. Nothing is written to stderr; the handler of the error
     shows it.
     """
-    return _TellingFailure(logger, what)
-
-
-class _TellingFailure(AbstractContextManager[None]):
-    def __init__(self, logger: logging.Logger, what: str) -> None:
-        self._logger, self._what = logger, what
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, Exception):
-            shown = {SHOWN_AS: "error"}
-            self._logger.info("%s failed", self._what, exc_info=error, extra=shown)
-        elif error is not None:
-            shown, by = {SHOWN_AS: "warning"}, type(error).__name__
-            self._logger.info("%s was interrupted (%s)", self._what, by, extra=shown)
+    try:
+        yield
+    except Exception as error:
+        logger.info("%s failed", what, exc_info=error, extra={SHOWN_AS: "error"})
+        raise
+    except BaseException as error:
+        by = type(error).__name__
+        logger.info("%s was interrupted (%s)", what, by, extra={SHOWN_AS: "warning"})
+        raise
 
 
 def hide_in_logs(values: Iterable[str]) -> None:

@@ -274,17 +274,8 @@ def _schema() -> Any:
     arrow, _ = arrow_modules()
     text, number, count = arrow.string(), arrow.float64(), arrow.int32()
     span = arrow.struct([("version", count), ("num_tokens", count)])
-    message = arrow.struct(
-        [
-            ("role", text),
-            ("content", text),
-            ("reasoning_content", text),
-            ("tool_calls", text),
-            ("tool_call_id", text),
-            ("refusal", text),
-            ("images", text),
-        ]
-    )
+    texts = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
+    message = arrow.struct([(name, text) for name in (*texts, "refusal", "images")])
     return arrow.schema(
         [
             ("step", count),

@@ -110,16 +110,6 @@ class RolloutRow:
         return "content_filter" in self.finish_reasons
 
     @property
-    def prompt_text(self) -> str:
-        """Text of the messages before the first assistant message."""
-        asked: list[str] = []
-        for message in self.messages:
-            if message.role == "assistant":
-                break
-            asked.append(message.content)
-        return "\n".join(asked)
-
-    @property
     def completion_text(self) -> str:
         """Text of the last assistant message; empty when there is none."""
         return next((m.content for m in reversed(self.messages) if m.role == "assistant"), "")

@@ -83,6 +83,22 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.rollouts_path = path / "rollouts"
+        """Folder of the rollouts; `records.step_files` names the files."""
+        self.attempts_path = path / "attempts"
+        """Folder of attempts that no step was trained on, in files as those of the rollouts."""
+        self.events_path = path / "events"
+        """Folder of the events of attempts; `records.step_files` names the files."""
+        self.evals_path = path / "evals"
+        """Folder of the evals of the run, with one folder for each."""
+        self.logs_path = path / "logs"
+        """Folder for the logs of the run's processes."""
+        self.checkpoints_path = path / "checkpoints"
+        """Folder of the checkpoints."""
+        self.report_path = path / "report.html"
+        """Path of the HTML report."""
+        self.token_facts_path = path / TOKEN_FACTS_FOLDER
+        """Folder of the trainer's measurements of tokens; `records.step_files` names the files."""
         self.hide: Collection[str] = ()
         """Values of secrets that are removed from everything an environment reports about
         rollouts."""
@@ -213,21 +229,6 @@ class RunFolder:
         found = {"set": list(given), "chosen": list(chosen), "defaults": dict(defaults)}
         write_json(self.path / SETTINGS_FILE, found)
 
-    @property
-    def rollouts_path(self) -> Path:
-        """Folder of the rollouts; `records.step_files` names the files."""
-        return self.path / "rollouts"
-
-    @property
-    def attempts_path(self) -> Path:
-        """Folder of attempts that no step was trained on, in files as those of the rollouts."""
-        return self.path / "attempts"
-
-    @property
-    def events_path(self) -> Path:
-        """Folder of the events of attempts; `records.step_files` names the files."""
-        return self.path / "events"
-
     def events(self, step: int | None = None) -> list[AttemptEvent]:
         """Return the events of attempts, by step and time, by default of all steps."""
         return read_events(self.events_path, step=step)
@@ -243,26 +244,6 @@ class RunFolder:
     def gauges(self) -> Iterator[GaugeSample]:
         """Yield the samples of meters, in the order in which they were read."""
         return read_blocks(self.path / GAUGES_FOLDER, GaugeSample)
-
-    @property
-    def evals_path(self) -> Path:
-        """Folder of the evals of the run, with one folder for each."""
-        return self.path / "evals"
-
-    @property
-    def logs_path(self) -> Path:
-        """Folder for the logs of the run's processes."""
-        return self.path / "logs"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def report_path(self) -> Path:
-        """Path of the HTML report."""
-        return self.path / "report.html"
 
     def info(self) -> RunInfo:
         """Return the identity and state of the run."""
@@ -341,11 +322,6 @@ class RunFolder:
         path = step_path(self.attempts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         return path
-
-    @property
-    def token_facts_path(self) -> Path:
-        """Folder of the trainer's measurements of tokens; `records.step_files` names the files."""
-        return self.path / TOKEN_FACTS_FOLDER
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
         """Write the trainer's measurements of the tokens of `step`, and return the file's path."""

@@ -47,16 +47,13 @@ def numbered(tokens: Tokens) -> Numbered:
 
 def at_places(chains: Sequence[TokenChain], places: Sequence[Mapping[str, int] | None]) -> Tokens:
     """Return the tokens of each turn from the fields of its place."""
-    return tuple(None if place is None else _at_place(chains, place) for place in places)
-
-
-def _at_place(chains: Sequence[TokenChain], place: Mapping[str, int]) -> SampledTokens:
-    return SampledTokens(
-        chain=chains[place["chain"]],
-        prompt_end=place["prompt_end"],
-        completion_end=place["completion_end"],
-        logprobs_start=place["logprobs_start"],
-        logprobs_end=place["logprobs_end"],
+    return tuple(
+        None
+        if place is None
+        else SampledTokens(
+            chain=chains[place["chain"]], **{offset: place[offset] for offset in _OFFSETS}
+        )
+        for place in places
     )
 
 

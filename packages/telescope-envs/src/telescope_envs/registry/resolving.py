@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError, RegistryError, UnknownNameError, unknown_name
-from telescope_core.base.protocol_versions import PROTOCOL_MAX, PROTOCOL_MIN
+from telescope_core.base.protocols import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_envs.records.installed import version_of
 from telescope_envs.records.release import Namespace, Release, Status
 from telescope_envs.registry.config import parse_address, read_user_config

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from telescope_core.base.process_facts import process_started
 
+_ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "telescope-sandbox"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-\d+")
 _PERIOD_US = 100_000
@@ -62,7 +63,7 @@ class ControlGroup:
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children are in it too."""
         for folder in set(self._folders.values()):
-            _write(folder / "cgroup.procs", str(pid))
+            (folder / "cgroup.procs").write_text(str(pid))
 
     def num_killed(self) -> int:
         """Return how many processes were killed because the group had no memory left."""
@@ -97,30 +98,30 @@ class ControlGroup:
         if (folder := self._folders.get("memory")) is not None:
             size = str(limits.memory_bytes)
             if self._version == 2:
-                _write(folder / "memory.max", size)
+                (folder / "memory.max").write_text(size)
                 _write_if_there(folder / "memory.swap.max", "0")
                 _write_if_there(folder / "memory.oom.group", "0")
             else:
-                _write(folder / "memory.limit_in_bytes", size)
+                (folder / "memory.limit_in_bytes").write_text(size)
                 _write_if_there(folder / "memory.memsw.limit_in_bytes", size)
         if (folder := self._folders.get("cpu")) is not None and limits.cpus is not None:
             quota = round(limits.cpus * _PERIOD_US)
             if self._version == 2:
-                _write(folder / "cpu.max", f"{quota} {_PERIOD_US}")
+                (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
             else:
-                _write(folder / "cpu.cfs_period_us", str(_PERIOD_US))
-                _write(folder / "cpu.cfs_quota_us", str(quota))
+                (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (folder / "cpu.cfs_quota_us").write_text(str(quota))
 
 
-def usable_controllers(root: Path = Path("/sys/fs/cgroup")) -> Controllers:
+def usable_controllers() -> Controllers:
     """Return the controllers that this process can use; removes groups of ended processes."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return Controllers(version=2, folders={})
     own = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
-    if (root / "cgroup.controllers").is_file():
-        folder = root / own.get("", "/").lstrip("/")
+    if (_ROOT / "cgroup.controllers").is_file():
+        folder = _ROOT / own.get("", "/").lstrip("/")
         enabled = list[str]()
         with contextlib.suppress(OSError):
             enabled = (folder / "cgroup.subtree_control").read_text().split()
@@ -128,7 +129,7 @@ def usable_controllers(root: Path = Path("/sys/fs/cgroup")) -> Controllers:
         controllers = Controllers(version=2, folders=_those_writable(found))
     else:
         found = {
-            name: root / names / path.lstrip("/")
+            name: _ROOT / names / path.lstrip("/")
             for names, path in own.items()
             for name in names.split(",")
             if name in ("memory", "cpu")
@@ -165,10 +166,6 @@ def _remove_abandoned(folder: Path) -> None:
         if match is not None and process_started(int(match[1])) != match[2]:
             with contextlib.suppress(OSError):
                 group.rmdir()
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def _write_if_there(path: Path, text: str) -> None:

@@ -337,12 +337,7 @@ async def made_ready(
 
 
 async def _pid_in(status: int) -> int:
-    said = await _line_of(status)
-    return int(json.loads(said.splitlines()[0])["child-pid"]) if said else 0
-
-
-async def _line_of(status: int) -> bytes:
-    """Return bubblewrap's first line about itself; empty if it ended before."""
+    """Return the process id in bubblewrap's first line about itself; 0 if it ended before."""
     loop, said = asyncio.get_running_loop(), b""
     is_whole: asyncio.Future[bool] = loop.create_future()
 
@@ -356,7 +351,7 @@ async def _line_of(status: int) -> bytes:
 
     loop.add_reader(status, read_some)
     try:
-        return said if await is_whole else b""
+        return int(json.loads(said.splitlines()[0])["child-pid"]) if await is_whole else 0
     finally:
         loop.remove_reader(status)
 

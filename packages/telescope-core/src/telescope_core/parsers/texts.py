@@ -1,0 +1,227 @@
+"""Parts of a reply: the last box, tag, fenced block of code or JSON value, and the thinking.
+
+Tags are found by text search, because models do not write valid XML.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from telescope_core.base.types import JsonValue
+
+_BOXES = ("\\boxed", "\\fbox")
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""Return the stripped content of the last `\boxed{...}` or `\fbox{...}`; None without one.
+
+    Braces inside may be nested, and `\{` and `\}` count as ordinary characters. `\boxed 5` boxes
+    the next word. If the last box is not closed, the result is None even when earlier boxes are
+    closed.
+    """
+    start = max(text.rfind(box) for box in _BOXES)
+    if start < 0:
+        return None
+    box = next(box for box in _BOXES if text.startswith(box, start))
+    rest = text[start + len(box) :]
+    inside = rest.lstrip(" ")
+    if inside.startswith("{"):
+        return _balanced(inside)
+    words = inside.split(maxsplit=1) if rest.startswith(" ") else []
+    return words[0].rstrip("$.,;") or None if words else None
+
+
+def _balanced(text: str) -> str | None:
+    """Return the text between the opening brace of `text` and its closing brace, or None."""
+    depth = 0
+    is_escaped = False
+    for end, character in enumerate(text):
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\":
+            is_escaped = True
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[1:end].strip()
+    return None
+
+
+_LEAST_TICKS = 3
+_LANGUAGES = ("", "python", "python3", "py")
+
+
+def code_block(text: str) -> str | None:
+    """Return the content of the last fenced block of Python, or without a language; None if none.
+
+    Text after `</think>` is read, if there is such a mark. A block begins with a line of three or
+    more backticks and ends with one of as many or more, as in CommonMark 0.31, 4.5; one that was
+    cut off goes on to the end of the text.
+    """
+    found: str | None = None
+    language: str | None = None
+    fence = ""
+    lines: list[str] = []
+    for line in text.rpartition("</think>")[2].split("\n"):
+        bare = line.strip()
+        ticks = bare[: len(bare) - len(bare.lstrip("`"))]
+        if language is None:
+            if len(ticks) >= _LEAST_TICKS and "`" not in bare[len(ticks) :]:
+                said = bare[len(ticks) :].lower().split()
+                fence, language, lines = ticks, said[0] if said else "", []
+        elif bare == ticks and len(ticks) >= len(fence):
+            found = "\n".join(lines) if language in _LANGUAGES else found
+            language = None
+        else:
+            lines.append(line)
+    return "\n".join(lines) if language in _LANGUAGES else found
+
+
+def xml_tag(text: str, name: str) -> str | None:
+    """Return the stripped content of the last complete `<name>...</name>`; None without one.
+
+    When tags of the same name are nested, the innermost one counts.
+    """
+    opening, closing = f"<{name}>", f"</{name}>"
+    end = text.rfind(closing)
+    start = text.rfind(opening, 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    start += len(opening)
+    return text[start : text.index(closing, start)].strip()
+
+
+def xml_fields(text: str, names: Sequence[str]) -> Mapping[str, str]:
+    """Return name -> content of the last tag of that name; names without a tag are left out."""
+    found = {name: xml_tag(text, name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def follows_xml_format(text: str, names: Sequence[str]) -> bool:
+    """Return whether `text` is exactly these tags, each once and in this order.
+
+    Only whitespace may stand outside the tags. The content of the tags does not matter, so this
+    can serve as a reward for the format alone.
+    """
+    rest = text
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
+        if text.count(opening) != 1 or text.count(closing) != 1:
+            return False
+        before, _, rest = rest.partition(opening)
+        if before.strip() or closing not in rest:
+            return False
+        rest = rest.partition(closing)[2]
+    return not rest.strip()
+
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """The thinking and the answer of one text."""
+
+    thinking: str
+    answer: str
+    """The answer; empty if the thinking is not closed."""
+    is_closed: bool
+    """Whether the thinking has ended; True when there was none."""
+
+
+def split_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> Thinking:
+    """Split `text` into thinking and answer at the last closing mark.
+
+    The opening mark may be missing, because some chat templates write it into the prompt. If an
+    opening mark is never closed, there is no answer and the whole text is thinking.
+    """
+    before, mark, after = text.rpartition(closing)
+    if mark:
+        if opening not in after:
+            thought = before.replace(opening, "", 1)
+            return Thinking(thinking=thought.strip(), answer=after.strip(), is_closed=True)
+        thought = text
+    elif opening in text:
+        thought = text
+    else:
+        return Thinking(thinking="", answer=text.strip(), is_closed=True)
+    return Thinking(thinking=thought.replace(opening, "", 1).strip(), answer="", is_closed=False)
+
+
+def without_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> str:
+    """Return only the answer; empty when the thinking is not closed."""
+    return split_thinking(text, opening=opening, closing=closing).answer
+
+
+Model = TypeVar("Model", bound=BaseModel)
+JsonContainer = dict[str, JsonValue] | list[JsonValue]
+_MAX_TRIES = 10_000
+"""Most brackets at which parsing is tried, so that text full of brackets cannot take long."""
+_TRIES_OF_DEEP = 100
+"""Number of tries that a deeply nested bracket counts as, because it takes longer."""
+
+
+def json_values(text: str) -> list[JsonContainer]:
+    """Return the outermost JSON objects and arrays in `text`, in order.
+
+    Text that is not JSON is skipped, and so are brackets that are nested too deeply for this Python
+    to parse. NaN and infinities are not JSON. The search ends after 10,000 attempts.
+    """
+    found: list[JsonContainer] = []
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    position = tries = 0
+    while tries < _MAX_TRIES:
+        found_at = (text.find(bracket, position) for bracket in "{[")
+        start = min((at for at in found_at if at >= 0), default=-1)
+        if start < 0:
+            break
+        tries += 1
+        try:
+            value, position = cast(tuple[JsonContainer, int], decoder.raw_decode(text, start))
+            found.append(value)
+        except ValueError:
+            position = start + 1
+        except RecursionError:
+            # Each bracket of the run would be tried, and all but the last would fail like this.
+            position = len(text) - len(text[start:].lstrip(f"{text[start]} \n\t"))
+            tries += _TRIES_OF_DEEP
+    return found
+
+
+def last_json(text: str) -> JsonContainer | None:
+    """Return the last object or array in `text`; None when there is none."""
+    found = json_values(text)
+    return found[-1] if found else None
+
+
+def as_model(text: str, model: type[Model]) -> Model:
+    """Return the last JSON object in `text` that is a valid `model`, as an instance of it.
+
+    Raises ValueError when there is none.
+    """
+    objects = [value for value in json_values(text) if isinstance(value, dict)]
+    if not objects:
+        raise ValueError(f"expected a JSON object with {_fields(model)}, got {text[:200]!r}")
+    problem = ""
+    for value in reversed(objects):
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            problem = problem or f"{place}: {first['msg']}, got {first['input']!r:.80}"
+    raise ValueError(f"expected a JSON object with {_fields(model)}; {problem}")
+
+
+def _fields(model: type[BaseModel]) -> str:
+    return ", ".join(model.model_fields)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
