@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training.shapes import QWEN3, Shape, sample_lengths
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
-from telescope_train.backends.fsdp.compute_copies import compute_copies
+from telescope_train.backends.fsdp.policy import compute_copies
 from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 from telescope_train.models.logprobs import chunked_logprobs
 

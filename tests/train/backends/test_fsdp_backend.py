@@ -10,7 +10,7 @@ from transformers import AttentionInterface
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends import progress
-from telescope_train.backends.schedule import learning_rate_factor
+from telescope_train.backends.progress import learning_rate_factor
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing, check_rank
 from telescope_train.models.head_check import HEAD_LIMIT
 

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM
 from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp import activation_room, optimizer
 from telescope_train.backends.fsdp.activation_room import ActivationRoom, limit_activations
-from telescope_train.backends.fsdp.low_precision_adamw import LowPrecisionAdamW
-from telescope_train.backends.fsdp.offloaded_adamw import OffloadedAdamW
-from telescope_train.backends.fsdp.optimizer import make_optimizer
+from telescope_train.backends.fsdp.optimizer import (
+    LowPrecisionAdamW,
+    OffloadedAdamW,
+    make_optimizer,
+)
 from telescope_train.chat.template import template_problems
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection

@@ -32,7 +32,7 @@ from telescope_train.models.attention import choice as choice_of_attention
 from telescope_train.models.attention import kinds as attention_kinds
 from telescope_train.models.attention.blocks import PACKED_ATTENTION, find_shared_sequences
 from telescope_train.models.attention.cascade import CASCADE_ATTENTION
-from telescope_train.models.attention.choice import choose_attention
+from telescope_train.models.attention.choice import choose_attention, choose_sharing
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
     EAGER,
@@ -42,11 +42,9 @@ from telescope_train.models.attention.kinds import (
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
-from telescope_train.models.attention.sharing import choose_sharing
 from telescope_train.models.attention.varlen import (
     GATHERED_ATTENTION,
     VARLEN_ATTENTION,
-    register_gathered_attention,
 )
 
 CPU = torch.device("cpu")
@@ -78,9 +76,7 @@ def planted(name, function, implementation=None) -> AttentionKind:
     return AttentionKind(
         name=name,
         implementation=implementation or f"test_{name}",
-        reason_against=lambda needs: None,
-        arguments=lambda sequences: {},
-        prepare=lambda: AttentionInterface.register(f"test_{name}", function),
+        functions={f"test_{name}": function},
     )
 
 
@@ -355,7 +351,7 @@ def test_gathered_keys_are_those_of_whole_samples_causal_from_the_end():
     kind = next(one for one in SHARING_KINDS if one.name == "varlen over prefixes")
     arguments = kind.arguments(sequences) | {"over": "test_varlen"}
     AttentionInterface.register("test_varlen", slow_varlen)
-    register_gathered_attention()
+    kind.prepare()
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(1, 2, 30, 8, generator=generator) for _ in range(3)]
     places = torch.from_numpy(shared.places())

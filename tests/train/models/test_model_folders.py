@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp.filling import fill
+from telescope_train.backends.fsdp.policy import fill
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.checkpoints.saver import save_model_description

@@ -14,7 +14,7 @@ from telescope_train.chat.supervised import render_conversations
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.chat.vocabulary import require_rows
 from telescope_train.config.schema import ModelSection
-from telescope_train.models.attention.blocks import _packed_attention, packed_layout
+from telescope_train.models.attention.blocks import packed_attention, packed_layout
 from telescope_train.models.cpu_kernels import _is_made_by_amd, replace_linears, replace_rms_norms
 from telescope_train.models.load import load_model
 from telescope_train.models.location import locate_model
@@ -151,7 +151,7 @@ def test_packed_attention_equals_attention_of_each_sequence(lengths, data):
         return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
 
     inputs = states(4), states(2), states(2)
-    together, _ = _packed_attention(None, *inputs, None, packed_layout=layout, scaling=0.3)
+    together, _ = packed_attention(None, *inputs, None, packed_layout=layout, scaling=0.3)
     alone = []
     for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True):
         part = [values[:, :, start : start + length] for values in inputs]

@@ -1,13 +1,14 @@
 """Shared by backends around their optimizers: progress, rates, skipped steps, changed weights."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from telescope_core.base.errors import TelescopeError
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.backends.schedule import learning_rate_factor
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps in a row with a non-finite gradient after which the run ends."""
@@ -101,3 +102,30 @@ def checksums(values: Iterable[torch.Tensor]) -> list[int]:
         int(value.detach().contiguous().view(_BITS[value.dtype]).sum(dtype=torch.int64))
         for value in values
     ]
+
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate_factor(
+    step: int,
+    schedule: Schedule,
+    *,
+    warmup_steps: int,
+    number_of_steps: int,
+    min_lr_ratio: float,
+) -> float:
+    """Return the factor of `learning_rate` at `step` (from 0).
+
+    Warmup rises linearly from above 0 and reaches 1 at step `warmup_steps - 1`. Decay then falls
+    from 1 to `min_lr_ratio` over the remaining steps.
+    """
+    if schedule == "none":
+        return 1.0
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, number_of_steps - warmup_steps))
+    remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return min_lr_ratio + (1.0 - min_lr_ratio) * remaining

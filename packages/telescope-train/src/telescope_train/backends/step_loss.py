@@ -11,22 +11,75 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from telescope_train.algorithms.terms import TokenLoss, metric_sums, shared_metrics
+from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import MetricSum, reduce_metrics
 from telescope_train.backends.fsdp.sharding import gather_values
-from telescope_train.backends.loss_inputs import LossInputs, batch_facts, loss_inputs
 from telescope_train.backends.protocol import BatchFacts
 from telescope_train.backends.trainer_backend import GradientResult, Loss
 from telescope_train.batches.batch import PackedBatch
+from telescope_train.models.moving import to_device
 from telescope_train.models.packed import TrainedLogprobs
 
 
-class _Differentiated(NamedTuple):
-    """A row whose loss was returned and may not have had its backward pass yet."""
+class LossInputs(NamedTuple):
+    """Tensors over the M trained tokens of one batch, on the device of the model."""
 
-    inputs: LossInputs
-    token_loss: TokenLoss
-    loss: torch.Tensor
+    terms: Terms
+    weights_M: torch.Tensor
+    """[M] the share of each token in the step's loss."""
+    same_version_M: torch.Tensor
+    """[M] bool, whether the sample was drawn only with the weights that are being trained."""
+
+
+def loss_inputs(
+    batch: PackedBatch,
+    trained_M: NDArray[np.int64],
+    logprobs_M: torch.Tensor,
+    entropy_M: torch.Tensor,
+    *,
+    version: int,
+) -> LossInputs:
+    """Pick the trained tokens of every column of `batch`; `version` is that of the weights."""
+    device = logprobs_M.device
+
+    def column(values_T: NDArray) -> torch.Tensor:
+        return to_device(values_T[trained_M], device)
+
+    def optional(values_T: NDArray | None) -> torch.Tensor | None:
+        return None if values_T is None else column(values_T)
+
+    # Counted anew, as samples without a trained token leave gaps.
+    ids_M = np.unique(batch.sequence_ids_T[trained_M], return_inverse=True)[1]
+    terms = Terms(
+        logprobs_T=logprobs_M,
+        behavior_logprobs_T=column(batch.behavior_logprobs_T),
+        advantages_T=column(batch.advantages_T),
+        mask_T=column(batch.mask_T),
+        sequence_ids_T=to_device(ids_M, device, torch.long),
+        entropy_T=entropy_M,
+        proximal_logprobs_T=optional(batch.proximal_logprobs_T),
+        reference_logprobs_T=optional(batch.reference_logprobs_T),
+    )
+    weights_M = to_device(batch.weights_T[trained_M], device, logprobs_M.dtype)
+    return LossInputs(terms, weights_M, column(batch.versions_T == version))
+
+
+def batch_facts(inputs: LossInputs) -> BatchFacts:
+    """Return log-probs, entropies and effective advantages of a row after its backward pass."""
+    terms, gradient_M = inputs.terms, inputs.terms.logprobs_T.grad
+    assert gradient_M is not None, "retain_grad and backward come first"
+    # A row of padding has one token that is trained only so that all ranks run backward.
+    kept_M = terms.mask_T
+    # The weights multiply what follows from the advantage, and are known without the ranks.
+    pushed_M = -gradient_M[kept_M] / inputs.weights_M[kept_M]
+    limit = float(np.finfo(np.float16).max)
+    rounded_2M = torch.stack([terms.entropy_T.detach()[kept_M], pushed_M]).clamp(-limit, limit)
+    entropy_M, effective_M = rounded_2M.half().cpu().numpy()
+    return BatchFacts(
+        logprobs_M=terms.logprobs_T.detach()[kept_M].float().cpu().numpy(),
+        entropy_M=entropy_M,
+        effective_advantages_M=effective_M,
+    )
 
 
 class StepLoss:
@@ -37,7 +90,8 @@ class StepLoss:
         self._loss = loss
         self._version = version
         self._records_facts = records_facts
-        self._waiting: list[_Differentiated] = []
+        self._waiting: list[tuple[LossInputs, TokenLoss, torch.Tensor]] = []
+        """Rows whose loss was returned and may not have had their backward pass yet."""
         self._total = 0.0
         self._metrics: list[dict[str, MetricSum]] = []
         self.facts: list[BatchFacts] = []
@@ -56,7 +110,7 @@ class StepLoss:
         # A sum: rows and ranks are added up without dividing, as the weights hold the only
         # denominator.
         loss = (token_loss.loss_T * inputs.weights_M).sum()
-        self._waiting.append(_Differentiated(inputs, token_loss, loss.detach()))
+        self._waiting.append((inputs, token_loss, loss.detach()))
         return loss
 
     def after_backward(self) -> None:

@@ -22,8 +22,7 @@ from telescope_train.backends.protocol import BackendSettings, BatchFacts
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
-from telescope_train.models.attention.choice import AttentionChoice
-from telescope_train.models.attention.sharing import PrefixSharing
+from telescope_train.models.attention.choice import AttentionChoice, PrefixSharing
 from telescope_train.observability.spans import SpanRecorder
 
 Loss: TypeAlias = Callable[[Terms], TokenLoss]

@@ -20,7 +20,7 @@ from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.diagnostics.rank_checks import SelfTest
-from telescope_train.models.attention.sharing import PrefixSharing
+from telescope_train.models.attention.choice import PrefixSharing
 from telescope_train.trainer.worker import TrainerWorker
 
 

@@ -34,7 +34,7 @@ from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
-from telescope_train.models.attention.sharing import PrefixSharing, no_sharing
+from telescope_train.models.attention.choice import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
 from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.trainer.progress import RankProgress

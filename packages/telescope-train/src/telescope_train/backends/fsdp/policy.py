@@ -1,29 +1,38 @@
 """Build the policies of a rank from settings: load, choose attention, adapt, shard."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.backends.fsdp.compute_copies import compute_copies
-from telescope_train.backends.fsdp.filling import fill, fill_adapters
-from telescope_train.backends.fsdp.sharding import decoder_layers, shard, weight_mesh
+from telescope_train.backends.fsdp.sharding import decoder_layers, local_part, shard, weight_mesh
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.trainer_section import CheckpointingChoice
 from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.adaptive_checkpointing import AdaptiveCheckpointing
-from telescope_train.models.attention.choice import AttentionChoice, choose_attention
+from telescope_train.models.attention.choice import (
+    AttentionChoice,
+    PrefixSharing,
+    choose_attention,
+    choose_sharing,
+)
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
 from telescope_train.models.attention.kinds import AttentionKind
-from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing
 from telescope_train.models.cpu_kernels import is_onednn_faster, replace_linears, replace_rms_norms
 from telescope_train.models.facts import context_problem
+from telescope_train.models.file_names import file_parts
 from telescope_train.models.fused_layers import fuse_layers, gpu_kernels
 from telescope_train.models.layers import (
     checkpoint_activations,
@@ -31,9 +40,16 @@ from telescope_train.models.layers import (
     stay_wide,
     use_grouped_experts,
 )
-from telescope_train.models.load import LoadedModel, has_experts, prepare_model, torch_dtype
-from telescope_train.models.lora import add_adapters
+from telescope_train.models.load import (
+    LoadedModel,
+    has_experts,
+    init_buffers,
+    prepare_model,
+    torch_dtype,
+)
+from telescope_train.models.lora import add_adapters, first_adapters
 from telescope_train.models.packed import PackedPolicy
+from telescope_train.models.weight_files import WeightFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +233,114 @@ def check_context(lm: PreTrainedModel, size: int) -> None:
     problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
     if problem is not None:
         raise ConfigError(problem)
+
+
+class _CopyPlace(NamedTuple):
+    """A name under which a module has a parameter; tied weights have several of them."""
+
+    module: torch.nn.Module
+    name: str
+    master: Parameter
+
+
+@contextmanager
+def compute_copies(policy: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Let `policy` compute in `dtype` inside the block, forward and backward.
+
+    Parameters that have this dtype already are not copied.
+    """
+    places = [
+        _CopyPlace(module, name, parameter)
+        for module in policy.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dtype != dtype
+    ]
+    copies = {place.master: _copy_of(place.master, dtype) for place in places}
+    # Each time, since torch does not count what a fused optimizer writes: stale copies would
+    # train on without an error, and rounding all is one read and half a write of the weights.
+    if copies:
+        with torch.no_grad():
+            torch._foreach_copy_(list(copies.values()), list(copies))
+    for place in places:
+        setattr(place.module, place.name, copies[place.master])
+    try:
+        yield
+    finally:
+        for place in places:
+            setattr(place.module, place.name, place.master)
+
+
+def _copy_of(master: Parameter, dtype: torch.dtype) -> Parameter:
+    copy = Parameter(torch.empty_like(master, dtype=dtype), master.requires_grad)
+    if master.requires_grad:
+        copy.register_post_accumulate_grad_hook(partial(_add_to, master))
+    return copy
+
+
+def _add_to(master: Parameter, copy: Tensor) -> None:
+    gradient, copy.grad = copy.grad, None
+    assert gradient is not None, "the hook runs after the gradient was added up"
+    if master.grad is None:
+        master.grad = gradient.to(master.dtype)
+    else:
+        master.grad.add_(gradient)
+
+
+def local_rows(value: Tensor) -> tuple[int, int]:
+    """Return the first and the last row, exclusive, of a parameter that are on this rank."""
+    num_rows = value.shape[0]
+    if not isinstance(value, DTensor):
+        return 0, num_rows
+    # FSDP cuts along the first dimension into equal parts; the last ones may be short or empty.
+    dimension = next(i for i, one in enumerate(value.placements) if isinstance(one, Shard))
+    mesh = value.device_mesh
+    width = math.ceil(num_rows / mesh.shape[dimension])
+    start = min(num_rows, mesh.get_local_rank(dimension) * width)
+    stop = min(num_rows, start + width)
+    assert len(value.to_local()) == stop - start, "FSDP cuts into parts of ceil(rows / ranks)"
+    return start, stop
+
+
+@torch.no_grad()
+def fill(
+    policy: torch.nn.Module,
+    lm: PreTrainedModel,
+    files: WeightFiles,
+    device: torch.device,
+) -> None:
+    """Allocate the shards of `policy` on `device` and read those of `lm`, which is inside it."""
+    names: dict[Tensor, list[str]] = {}
+    for name, parameter in policy.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    policy.to_empty(device=device)
+    # Torch gives tied parameters memory of their own each, where FSDP does not hold them.
+    for first, *others in names.values():
+        for module_name, _, own_name in (other.rpartition(".") for other in others):
+            setattr(policy.get_submodule(module_name), own_name, policy.get_parameter(first))
+    init_buffers(lm)
+    model_type = lm.config.model_type
+    for name, parameter in lm.named_parameters():
+        if ".lora_" not in name:
+            _read(name.replace(".base_layer.", "."), parameter, files, model_type)
+
+
+@torch.no_grad()
+def fill_adapters(lm: PreTrainedModel, *, seed: int) -> None:
+    """Initialize the adapters from `seed`, equally on all ranks."""
+    for parameter, first in first_adapters(lm, seed=seed):
+        start, stop = local_rows(parameter)
+        local_part(parameter).copy_(first[start:stop])
+
+
+def _read(name: str, parameter: Tensor, files: WeightFiles, model_type: str) -> None:
+    local, (start, stop) = local_part(parameter), local_rows(parameter)
+    shape = tuple(parameter.shape)
+    for part in file_parts(name, shape, model_type):
+        if not part.index:
+            local.copy_(files.rows(part.name, start, stop, shape))
+            continue
+        expert, *inner = part.index
+        assert isinstance(expert, int), "a file has the matrices of one expert each"
+        if start <= expert < stop:
+            place = local[expert - start][tuple(inner)]
+            place.copy_(files.rows(part.name, 0, len(place), tuple(place.shape)))

@@ -42,8 +42,13 @@ from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.cluster.rank_layout import RankLayout
-from telescope_train.models.attention.choice import AttentionChoice, choose_attention
-from telescope_train.models.attention.sharing import PrefixSharing, choose_sharing, no_sharing
+from telescope_train.models.attention.choice import (
+    AttentionChoice,
+    PrefixSharing,
+    choose_attention,
+    choose_sharing,
+    no_sharing,
+)
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.location import locate_model
 from telescope_train.models.source import read_source, require_tensors

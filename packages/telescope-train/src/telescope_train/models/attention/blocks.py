@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from transformers import AttentionInterface
 
 from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.moving import to_device
@@ -140,7 +139,7 @@ def refuse_options(options: Mapping[str, object]) -> None:
 
 # Not compiled: number and sizes of blocks change from row to row, and each would compile anew.
 @torch.compiler.disable
-def _packed_attention(
+def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -179,11 +178,6 @@ def _packed_attention(
         base = end
     together_P = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return _FromBlocks.apply(together_P, packed_layout).unsqueeze(0), None
-
-
-def register_packed_attention() -> None:
-    """Make `attn_implementation = PACKED_ATTENTION` known to transformers. Idempotent."""
-    AttentionInterface.register(PACKED_ATTENTION, _packed_attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface
 
 from telescope_train.models.attention.blocks import PackedLayout, refuse_options
 from telescope_train.models.attention.prefixes import PrefixPart
@@ -224,7 +223,7 @@ def _own_backward(
 
 # Not compiled: number and sizes of parts change from row to row, and each would compile anew.
 @torch.compiler.disable
-def _cascade_attention(
+def cascade_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -240,8 +239,3 @@ def _cascade_attention(
     states = [one[0].transpose(0, 1) for one in (query, key, value)]
     chosen = _CascadeOptions(cascade_layout, scaling, options.get("sliding_window"))
     return _CascadeAttention.apply(*states, chosen).unsqueeze(0), None
-
-
-def register_cascade_attention() -> None:
-    """Make `attn_implementation = CASCADE_ATTENTION` known to transformers. Idempotent."""
-    AttentionInterface.register(CASCADE_ATTENTION, _cascade_attention)

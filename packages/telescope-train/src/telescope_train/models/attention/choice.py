@@ -27,6 +27,7 @@ from telescope_train.models.attention.kinds import (
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.facts import EXPERT_SETTINGS
 from telescope_train.models.location import first_line
 
 LENGTHS = (19, 13)
@@ -102,12 +103,54 @@ def choose_attention(
     )
 
 
-def choose_sharing_attention(
-    lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
-) -> tuple[AttentionChoice | None, dict[str, str]]:
-    """Return the first attention that can share prefixes in `lm`, and reasons against others."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSharing:
+    """The way in which samples share prefixes, or the reason why they do not."""
+
+    attention: AttentionChoice | None
+    """The attention over rows with shared prefixes; None = samples are computed separately."""
+    reason: str = ""
+    """The reason against sharing, for people; empty if prefixes are shared."""
+
+
+def no_sharing(reason: str) -> PrefixSharing:
+    """Return that samples are computed separately, for the given reason."""
+    return PrefixSharing(attention=None, reason=reason)
+
+
+def choose_sharing(
+    lm: PreTrainedModel,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    is_on: bool,
+    has_dropout: bool,
+) -> PrefixSharing:
+    """Return how samples share prefixes in `lm`, once before it trains; `is_on` is the setting.
+
+    `has_dropout`: some activations are dropped at random in training.
+    """
+    if not is_on:
+        return no_sharing("share_prefixes is off")
+    if has_dropout:
+        # One draw for all samples is another gradient than one for each.
+        return no_sharing("dropout has to be drawn for each sample")
+    if (experts := _experts(lm)) is not None:
+        # Rounding may send a token to another expert, and then the gradient is another one.
+        return no_sharing(f"the model is a mixture of experts ({experts})")
     needs = AttentionNeeds(device=device, dtype=dtype)
-    return _first_that_works(SHARING_KINDS, _Probe(lm, needs, SHARED), needs)
+    choice, refused = _first_that_works(SHARING_KINDS, _Probe(lm, needs, SHARED), needs)
+    if choice is None:
+        return no_sharing("; ".join(f"{name}: {why}" for name, why in refused.items()))
+    return PrefixSharing(attention=choice)
+
+
+def _experts(lm: PreTrainedModel) -> str | None:
+    config = lm.config.get_text_config()
+    for name in EXPERT_SETTINGS:
+        if (number := getattr(config, name, None)) and number > 1:
+            return f"{name} = {number}"
+    return None
 
 
 def _first_that_works(

@@ -5,30 +5,32 @@ whether it really keeps packed sequences apart.
 """
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
+from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_3_available, is_flash_attn_4_available
 
 from telescope_train.models.attention.blocks import (
     PACKED_ATTENTION,
     Sequences,
     cumulative,
-    register_packed_attention,
+    packed_attention,
 )
 from telescope_train.models.attention.cascade import (
     CASCADE_ATTENTION,
     CascadeLayout,
-    register_cascade_attention,
+    cascade_attention,
 )
 from telescope_train.models.attention.varlen import (
     GATHERED_ATTENTION,
     VARLEN_ATTENTION,
+    gathered_attention,
     has_varlen,
-    register_gathered_attention,
-    register_varlen_attention,
+    varlen_attention,
 )
 from telescope_train.models.moving import to_device
 
@@ -57,14 +59,21 @@ class AttentionKind:
     name: str
     implementation: str
     """Its name in transformers."""
-    reason_against: Callable[[AttentionNeeds], str | None]
+    reason_against: Callable[[AttentionNeeds], str | None] = lambda needs: None
     """Returns why it cannot work under these conditions; None = it may be tried."""
-    arguments: Callable[[Sequences], dict[str, object]]
+    arguments: Callable[[Sequences], dict[str, object]] = lambda sequences: {}
     """Returns the arguments of every layer besides queries, keys and values."""
-    prepare: Callable[[], None] = lambda: None
-    """Registers it with transformers."""
+    functions: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Callable[..., Any]]
+    )
+    """Name in transformers -> what computes it, for those that transformers does not have."""
     takes_sequences: bool = False
     """Whether it needs only `arguments`, no mask or positions, as for context parallelism."""
+
+    def prepare(self) -> None:
+        """Make its functions known to transformers. Idempotent."""
+        for name, function in self.functions.items():
+            AttentionInterface.register(name, function)
 
 
 def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
@@ -114,19 +123,9 @@ def _against_flex(needs: AttentionNeeds) -> str | None:
     return None if needs.device.type == "cuda" else "needs a CUDA device"
 
 
-SDPA = AttentionKind(
-    name="sdpa",
-    implementation="sdpa",
-    reason_against=lambda needs: None,
-    arguments=lambda sequences: {},
-)
+SDPA = AttentionKind(name="sdpa", implementation="sdpa")
 """transformers' own, with a [T, T] mask from the positions. It ignores soft caps."""
-EAGER = AttentionKind(
-    name="eager",
-    implementation="eager",
-    reason_against=lambda needs: None,
-    arguments=lambda sequences: {},
-)
+EAGER = AttentionKind(name="eager", implementation="eager")
 """The formulas of the model itself: slow, because of all scores [heads, T, T]."""
 # An empty `arguments` is enough for SDPA and flex: without a cache, transformers takes positions
 # that restart for packed sequences and keeps them apart in its mask. An implementation that it does
@@ -155,22 +154,20 @@ ATTENTION_KINDS = (
         implementation=VARLEN_ATTENTION,
         reason_against=_against_varlen,
         arguments=_varlen_arguments,
-        prepare=register_varlen_attention,
+        functions={VARLEN_ATTENTION: varlen_attention},
         takes_sequences=True,
     ),
     AttentionKind(
         name="flex",
         implementation="flex_attention",
         reason_against=_against_flex,
-        arguments=lambda sequences: {},
     ),
     AttentionKind(
         name="packed_blocks",
         implementation=PACKED_ATTENTION,
         # Layers with a window say so when they call it, and it refuses then.
-        reason_against=lambda needs: None,
         arguments=lambda sequences: {"packed_layout": sequences.layout},
-        prepare=register_packed_attention,
+        functions={PACKED_ATTENTION: packed_attention},
         takes_sequences=True,
     ),
     SDPA,
@@ -216,7 +213,10 @@ def _over_prefixes(
         implementation=GATHERED_ATTENTION,
         reason_against=reason_against,
         arguments=partial(_gathered_arguments, implementation),
-        prepare=register_gathered_attention,
+        functions={
+            GATHERED_ATTENTION: gathered_attention,
+            VARLEN_ATTENTION: varlen_attention,
+        },
         takes_sequences=True,
     )
 
@@ -231,7 +231,7 @@ SHARING_KINDS = (
         implementation=CASCADE_ATTENTION,
         reason_against=_against_cascade,
         arguments=_cascade_arguments,
-        prepare=register_cascade_attention,
+        functions={CASCADE_ATTENTION: cascade_attention},
         takes_sequences=True,
     ),
 )

@@ -25,7 +25,7 @@ def has_varlen() -> bool:
 
 # Not compiled, like the attention in blocks: sequences differ from row to row.
 @torch.compiler.disable
-def _varlen_attention(
+def varlen_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -59,13 +59,8 @@ def _varlen_attention(
     return output_THD.unsqueeze(0), None
 
 
-def register_varlen_attention() -> None:
-    """Make `attn_implementation = VARLEN_ATTENTION` known to transformers. Idempotent."""
-    AttentionInterface.register(VARLEN_ATTENTION, _varlen_attention)
-
-
 @torch.compiler.disable
-def _gathered_attention(
+def gathered_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -86,9 +81,3 @@ def _gathered_attention(
     )
     output, _ = AttentionInterface()[over](asked, query, key, value, attention_mask, **options)
     return output, None
-
-
-def register_gathered_attention() -> None:
-    """Make `attn_implementation = GATHERED_ATTENTION` known to transformers. Idempotent."""
-    register_varlen_attention()
-    AttentionInterface.register(GATHERED_ATTENTION, _gathered_attention)
