@@ -8,6 +8,7 @@ because of tools.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Message, ToolCall
@@ -73,10 +74,6 @@ def _with_tools_if_needed(
         raise error from None
 
 
-def _prove_answers(rendering: Rendering) -> str | None:
-    return _with_tools_if_needed(_answer_is_lost, rendering)
-
-
 def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
     prompt = rendering.text([_USER], tools=tools, add_generation_prompt=True)
     if _USER.content not in prompt:
@@ -105,16 +102,8 @@ def _answer_is_lost(rendering: Rendering, tools: Tools) -> str | None:
     return None
 
 
-def _prove_system(rendering: Rendering) -> str | None:
-    return _with_tools_if_needed(_system_is_lost, rendering)
-
-
 def _system_is_lost(rendering: Rendering, tools: Tools) -> str | None:
     return _system_is_missing(rendering, [_USER], tools, "")
-
-
-def _prove_system_in_turns(rendering: Rendering) -> str | None:
-    return _with_tools_if_needed(_system_is_lost_in_turns, rendering)
 
 
 def _system_is_lost_in_turns(rendering: Rendering, tools: Tools) -> str | None:
@@ -146,10 +135,6 @@ def _system_is_missing(
     return f"the model's chat template leaves out the system message{when}; {_OTHER}"
 
 
-def _prove_turns(rendering: Rendering) -> str | None:
-    return _with_tools_if_needed(_turn_is_lost, rendering)
-
-
 def _turn_is_lost(rendering: Rendering, tools: Tools) -> str | None:
     told = (_USER, _ANSWER, _AGAIN)
     text = rendering.text(told, tools=tools, add_generation_prompt=True)
@@ -158,10 +143,6 @@ def _turn_is_lost(rendering: Rendering, tools: Tools) -> str | None:
         return None
     what = "an earlier answer" if _ANSWER in lost else "what the user says"
     return f"the model's chat template leaves out {what} once the conversation goes on; {_OTHER}"
-
-
-def _prove_thinking(rendering: Rendering) -> str | None:
-    return _with_tools_if_needed(_thinking_is_unread, rendering)
 
 
 def _thinking_is_unread(
@@ -224,16 +205,10 @@ def _prove_calls(rendering: Rendering) -> str | None:
     return reason
 
 
-def _prove_parallel_calls(rendering: Rendering) -> str | None:
-    return _call_is_lost(rendering, 2)
-
-
-def _prove_text_with_calls(rendering: Rendering) -> str | None:
-    return _call_is_lost(rendering, 1, text=_REMARK) or _call_with_text_is_unread(rendering)
-
-
-def _call_with_text_is_unread(rendering: Rendering) -> str | None:
-    """Return why a call is not read if the template writes text beside it."""
+def _text_with_call_is_lost(rendering: Rendering) -> str | None:
+    """Return what of a call with a text beside it is not shown again, or not read."""
+    if (reason := _call_is_lost(rendering, 1, text=_REMARK)) is not None:
+        return reason
     said = _calling(1, text=_REMARK)
     prompt = rendering.text([_USER], tools=PROBE_TOOLS, add_generation_prompt=True)
     turn = written_turn(rendering, [_USER], said, tools=PROBE_TOOLS)
@@ -364,16 +339,16 @@ def _message(reply: ParsedReply) -> Message:
 
 
 _PROOFS: Mapping[Use, Callable[[Rendering], str | None]] = {
-    Use.ANSWERS: _prove_answers,
-    Use.SYSTEM: _prove_system,
-    Use.SYSTEM_IN_TURNS: _prove_system_in_turns,
+    Use.ANSWERS: partial(_with_tools_if_needed, _answer_is_lost),
+    Use.SYSTEM: partial(_with_tools_if_needed, _system_is_lost),
+    Use.SYSTEM_IN_TURNS: partial(_with_tools_if_needed, _system_is_lost_in_turns),
     Use.SYSTEM_WITH_TOOLS: _prove_system_with_tools,
-    Use.TURNS: _prove_turns,
-    Use.THINKING: _prove_thinking,
+    Use.TURNS: partial(_with_tools_if_needed, _turn_is_lost),
+    Use.THINKING: partial(_with_tools_if_needed, _thinking_is_unread),
     Use.TOOLS: _prove_tools,
     Use.CALLS: _prove_calls,
-    Use.PARALLEL_CALLS: _prove_parallel_calls,
-    Use.TEXT_WITH_CALLS: _prove_text_with_calls,
+    Use.PARALLEL_CALLS: partial(_call_is_lost, count=2),
+    Use.TEXT_WITH_CALLS: _text_with_call_is_lost,
 }
 
 

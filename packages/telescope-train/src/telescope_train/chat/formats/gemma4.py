@@ -4,10 +4,11 @@ Keys stand without quotes, and texts between `<|"|>` marks. Otherwise the values
 """
 
 import re
+from contextlib import suppress
 
 from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import MAX_DEPTH, CallText, decode_json, dump_json
-from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
+from telescope_train.chat.formats.reply import Block, Calls, ToolCallParser, ToolSchemas, cut_out
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _BLOCK = re.compile(
@@ -20,20 +21,15 @@ _PLAIN = re.compile(r"[^,\]}]*")
 
 def read_gemma4(text: str, tools: ToolSchemas) -> Calls:
     """Read the calls; unreadable arguments are kept as they were written."""
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for match in _BLOCK.finditer(text):
-        body = match["body"].strip()
-        try:
-            value, stop = _value(body, 0, 0)
-            arguments = dump_json(value) if stop == len(body) else body
-        except ValueError:
-            arguments = body
-        calls.append(CallText(match["name"], arguments))
-        pieces.append(text[position : match.start()])
-        position = match.end()
-    return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+    return cut_out(text, map(_block, _BLOCK.finditer(text)))
+
+
+def _block(match: re.Match[str]) -> Block:
+    arguments = match["body"].strip()
+    with suppress(ValueError):
+        value, stop = _value(arguments, 0, 0)
+        arguments = dump_json(value) if stop == len(arguments) else arguments
+    return Block(*match.span(), [CallText(match["name"], arguments)])
 
 
 def _value(text: str, start: int, depth: int) -> tuple[JsonValue, int]:

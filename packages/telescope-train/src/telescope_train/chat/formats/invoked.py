@@ -4,9 +4,9 @@ import re
 from functools import partial
 
 from telescope_core.base.types import JsonValue
-from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
-from telescope_train.chat.formats.typed import typed_call, unwrapped
+from telescope_core.parsers.tool_calls import CallText, dump_json
+from telescope_train.chat.formats.reply import Block, Calls, ToolCallParser, ToolSchemas, cut_out
+from telescope_train.chat.formats.typed import text_or_json, typed_call, unwrapped
 
 _DSML = "\uff5cDSML\uff5c"
 _NAME = re.compile(r'\bname="([^"]*)"')
@@ -19,48 +19,30 @@ def read_invoked(text: str, tools: ToolSchemas, *, call: str, value: str, around
     `call` and `value` are names of tags; `around` is a pattern of the tags around all calls.
     """
     block = re.compile(rf"<{call}\b([^>]*)>(.*?)(?:</{call}>|\Z)", re.DOTALL)
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for match in block.finditer(text):
-        found = _call(match[1], match[2], value, tools)
-        if found is not None:
-            calls.append(found)
-            pieces.append(text[position : match.start()])
-            position = match.end()
-    if not calls:
-        return Calls(text)
-    pieces.append(text[position:])
-    return Calls(joined([re.sub(around, "", piece) for piece in pieces]), tuple(calls))
+    found = (
+        Block(*one.span(), _calls(one[1], one[2], value, tools)) for one in block.finditer(text)
+    )
+    return cut_out(text, found, around=around)
 
 
-def _call(attributes: str, body: str, value: str, tools: ToolSchemas) -> CallText | None:
+def _calls(attributes: str, body: str, value: str, tools: ToolSchemas) -> list[CallText]:
+    """Return the call of a block; none if something in it is not a value with a name."""
     name = _NAME.search(attributes)
     pattern = re.compile(rf"<{value}\b([^>]*)>(.*?)</{value}>", re.DOTALL)
     if name is None or not name[1] or pattern.sub("", body).strip():
-        return None
+        return []
     pairs: list[tuple[str, str]] = []
     declared: dict[str, JsonValue] = {}
     for match in pattern.finditer(body):
         key, is_string = _NAME.search(match[1]), _IS_STRING.search(match[1])
         if key is None:
-            return None
+            return []
         pairs.append((key[1], unwrapped(match[2])))
         if is_string is not None:
-            declared[key[1]] = _declared(match[2], is_text=is_string[1] == "true")
+            declared[key[1]] = text_or_json(match[2], is_text=is_string[1] == "true")
     if declared and len(declared) == len(pairs):
-        return CallText(name[1], dump_json(declared))
-    return typed_call(name[1], pairs, tools)
-
-
-def _declared(text: str, *, is_text: bool) -> JsonValue:
-    """Return the value in the type that its own attribute names."""
-    if is_text:
-        return text
-    try:
-        return load_json(text)
-    except ValueError:
-        return text
+        return [CallText(name[1], dump_json(declared))]
+    return [typed_call(name[1], pairs, tools)]
 
 
 MINIMAX_M2 = ToolCallParser(

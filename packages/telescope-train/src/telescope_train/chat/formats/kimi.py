@@ -6,8 +6,9 @@ In K2, the id of a call holds the name of the tool, and the template shows the i
 import re
 
 from telescope_core.base.types import JsonValue
-from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
-from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
+from telescope_core.parsers.tool_calls import CallText, dump_json
+from telescope_train.chat.formats.reply import Block, Calls, ToolCallParser, ToolSchemas, cut_out
+from telescope_train.chat.formats.typed import text_or_json
 
 _K2_MARKS = tuple(
     f"<|tool_call{part}|>"
@@ -39,19 +40,15 @@ _END_OF_MESSAGE = re.compile(r"<\|close\|>(?:message<\|sep\|>|[a-z]*\Z)")
 
 def read_kimi_k2(text: str, tools: ToolSchemas) -> Calls:
     """Read `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}` in a section."""
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for section in _K2_SECTION.finditer(text):
-        found = [
-            CallText(one["name"], one["arguments"].strip(), one["id"])
-            for one in _K2_CALL.finditer(section[1])
-        ]
-        if found and not _K2_CALL.sub("", section[1]).strip():
-            calls += found
-            pieces.append(text[position : section.start()])
-            position = section.end()
-    return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+    return cut_out(text, map(_k2_block, _K2_SECTION.finditer(text)))
+
+
+def _k2_block(section: re.Match[str]) -> Block:
+    calls = [
+        CallText(one["name"], one["arguments"].strip(), one["id"])
+        for one in _K2_CALL.finditer(section[1])
+    ]
+    return Block(*section.span(), () if _K2_CALL.sub("", section[1]).strip() else calls)
 
 
 def read_kimi_k3(text: str, tools: ToolSchemas) -> Calls:
@@ -83,17 +80,9 @@ def _k3_call(match: re.Match[str], tools: ToolSchemas) -> CallText | None:
     values: dict[str, JsonValue] = {}
     for argument in _ARGUMENT.finditer(match["body"]):
         about = dict(_ATTRIBUTE.findall(argument["head"]))
-        values[about.get("key", "")] = _k3_value(argument["body"], about.get("type", "string"))
+        is_text = about.get("type", "string") == "string"
+        values[about.get("key", "")] = text_or_json(argument["body"], is_text=is_text)
     return CallText(name, dump_json(values))
-
-
-def _k3_value(text: str, kind: str) -> JsonValue:
-    if kind == "string":
-        return text
-    try:
-        return load_json(text)
-    except ValueError:
-        return text
 
 
 KIMI_K2 = ToolCallParser(name="kimi_k2", read=read_kimi_k2, marks=_K2_MARKS)

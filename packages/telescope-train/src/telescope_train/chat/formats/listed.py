@@ -1,12 +1,19 @@
 """Tool calls as JSON after a mark: Llama, Mistral, Phi-4, Command, DeepSeek and others."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, broken_call, calls_of_list, decode_json
-from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
+from telescope_train.chat.formats.reply import (
+    Block,
+    Calls,
+    ToolCallParser,
+    ToolSchemas,
+    cut_out,
+    joined,
+)
 
 _PYTHON_TAG = "<|python_tag|>"
 _OBJECTS = re.compile(r"[\s;,]*(?P<json>\{|\[\s*\{)")
@@ -115,29 +122,21 @@ def _mistral_id(value: JsonValue) -> str:
 def read_command_r(text: str, tools: ToolSchemas) -> Calls:
     """Read `<|START_ACTION|>[...]<|END_ACTION|>`, and unwrap the response."""
     bare = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
-    return _lists(bare, _ACTION) if tools else Calls(bare)
+    return read_lists(bare, tools, pattern=_ACTION) if tools else Calls(bare)
 
 
 def read_lists(text: str, tools: ToolSchemas, *, pattern: re.Pattern[str]) -> Calls:
     """Read the JSON in each match of `pattern`: a list of calls, or consecutive calls."""
-    return _lists(text, pattern)
+    matches = pattern.finditer(text)
+    return cut_out(text, (Block(*one.span(), _listed_calls(one[1])) for one in matches))
 
 
-def _lists(text: str, pattern: re.Pattern[str]) -> Calls:
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for match in pattern.finditer(text):
-        try:
-            found = tuple(call for value in _values(match[1]) for call in calls_of_list(value))
-        except ValueError:
-            broken = broken_call(match[1].strip().removeprefix("[").removesuffix("]"))
-            found = (broken,) if broken else ()
-        if found:
-            calls += found
-            pieces.append(text[position : match.start()])
-            position = match.end()
-    return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+def _listed_calls(text: str) -> Sequence[CallText]:
+    try:
+        return [call for value in _values(text) for call in calls_of_list(value)]
+    except ValueError:
+        broken = broken_call(text.strip().removeprefix("[").removesuffix("]"))
+        return [broken] if broken else []
 
 
 def _values(text: str) -> list[JsonValue]:

@@ -11,11 +11,12 @@ import warnings
 from telescope_core.base.types import JsonValue
 from telescope_core.parsers.tool_calls import CallText, dump_json, load_json
 from telescope_train.chat.formats.reply import (
+    Block,
     Calls,
     ToolCallParser,
     ToolSchemas,
+    cut_out,
     functions_of,
-    joined,
 )
 from telescope_train.chat.formats.typed import retyped
 
@@ -49,15 +50,8 @@ def read_pythonic(text: str, tools: ToolSchemas) -> Calls:
 
 def read_lfm2(text: str, tools: ToolSchemas) -> Calls:
     """Read the lists of calls between the marks, with any text around them."""
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for match in _BETWEEN.finditer(text):
-        if found := _calls(match[1], tools):
-            calls += found
-            pieces.append(text[position : match.start()])
-            position = match.end()
-    return Calls(joined([*pieces, text[position:]]), tuple(calls)) if calls else Calls(text)
+    matches = _BETWEEN.finditer(text)
+    return cut_out(text, (Block(*one.span(), _calls(one[1], tools)) for one in matches))
 
 
 def _calls(text: str, tools: ToolSchemas) -> tuple[CallText, ...]:

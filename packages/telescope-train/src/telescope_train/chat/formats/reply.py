@@ -4,7 +4,8 @@ No text of the model is lost. Text that cannot be read as a call stays in the me
 name of a call can be read, it becomes a call with the arguments as written, which the tool refuses.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +52,31 @@ class ReasoningParser:
     """End of a generation prompt after which the model begins to think."""
     closing: str = ""
     """End of a generation prompt that prevents the model from thinking."""
+
+
+class Block(NamedTuple):
+    """A place in a reply that holds calls, or nothing that can be read as one."""
+
+    start: int
+    end: int
+    calls: Sequence[CallText]
+
+
+def cut_out(text: str, blocks: Iterable[Block], *, around: str = r"(?!)") -> Calls:
+    """Return the calls of `blocks` and the text around them; a block without calls stays in it.
+
+    `around`: pattern of tags that are removed from that text, if there are calls.
+    """
+    pieces: list[str] = []
+    calls: list[CallText] = []
+    position = 0
+    for block in blocks:
+        if block.calls:
+            pieces.append(text[position : block.start])
+            calls += block.calls
+            position = block.end
+    pieces = [re.sub(around, "", piece) for piece in (*pieces, text[position:])]
+    return Calls(joined(pieces), tuple(calls)) if calls else Calls(text)
 
 
 def joined(pieces: Sequence[str]) -> str:

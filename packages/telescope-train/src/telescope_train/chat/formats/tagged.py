@@ -12,18 +12,12 @@ from telescope_core.parsers.tool_calls import (
     decode_json,
     tagged_blocks,
 )
-from telescope_train.chat.formats.reply import Calls, ToolCallParser, ToolSchemas, joined
+from telescope_train.chat.formats.reply import Block, Calls, ToolCallParser, ToolSchemas, cut_out
 from telescope_train.chat.formats.typed import typed_call
 
 _OPEN, _CLOSE = _TAGS = (OPENING, CLOSING)
 _SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
 _FUNCTION_OF_JSON = re.compile(r"<function=(?P<name>[^>\n]+)>\s*")
-
-
-class _Block(NamedTuple):
-    start: int
-    end: int
-    calls: tuple[CallText, ...]
 
 
 class _Shape(NamedTuple):
@@ -60,20 +54,20 @@ _GLM45 = _Shape(
 
 def read_hermes(text: str, tools: ToolSchemas) -> Calls:
     """Read `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, any number of them."""
-    return _around(text, (_Block(one.start, one.end, one.calls) for one in tagged_blocks(text)))
+    return cut_out(text, (Block(one.start, one.end, one.calls) for one in tagged_blocks(text)))
 
 
 def read_pairs(text: str, tools: ToolSchemas, *, shape: _Shape) -> Calls:
     """Read calls whose arguments are tags of keys and values, typed by the schemas of `tools`."""
-    return _around(text, _written_in(shape, text, tools))
+    return cut_out(text, _written_in(shape, text, tools))
 
 
 def read_functionary(text: str, tools: ToolSchemas) -> Calls:
     """Read `<function=NAME>{...}</function>`, any number of them."""
-    return _around(text, _named_blocks(text))
+    return cut_out(text, _named_blocks(text))
 
 
-def _written_in(shape: _Shape, text: str, tools: ToolSchemas) -> Iterator[_Block]:
+def _written_in(shape: _Shape, text: str, tools: ToolSchemas) -> Iterator[Block]:
     """Yield the calls; values are read first, because one may contain a closing tag."""
     position = 0
     while (head := shape.head.search(text, position)) is not None:
@@ -86,10 +80,10 @@ def _written_in(shape: _Shape, text: str, tools: ToolSchemas) -> Iterator[_Block
         if tail is not None and (pairs or head["opening"] or tail["closing"]):
             position = tail.end()
             call = typed_call(head["name"].strip(), pairs, tools)
-            yield _Block(head.start(), position, (call,))
+            yield Block(head.start(), position, (call,))
 
 
-def _named_blocks(text: str) -> Iterator[_Block]:
+def _named_blocks(text: str) -> Iterator[Block]:
     """Yield the blocks; arguments that are not JSON are kept as they were written."""
     position = 0
     while (match := _FUNCTION_OF_JSON.search(text, position)) is not None:
@@ -101,22 +95,7 @@ def _named_blocks(text: str) -> Iterator[_Block]:
         end = closing if closing >= 0 else len(text)
         position = min(len(text), end + len("</function>"))
         call = CallText(match["name"].strip(), text[match.end() : end].strip())
-        yield _Block(match.start(), position, (call,))
-
-
-def _around(text: str, blocks: Iterator[_Block]) -> Calls:
-    """Remove the readable blocks from `text`; unreadable ones stay."""
-    pieces: list[str] = []
-    calls: list[CallText] = []
-    position = 0
-    for block in blocks:
-        if block.calls:
-            pieces.append(text[position : block.start])
-            calls += block.calls
-            position = block.end
-    if not calls:
-        return Calls(text)
-    return Calls(joined([*pieces, text[position:]]), tuple(calls))
+        yield Block(match.start(), position, (call,))
 
 
 HERMES = ToolCallParser(name="hermes", read=read_hermes, marks=(_OPEN, _CLOSE))

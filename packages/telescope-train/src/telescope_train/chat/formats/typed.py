@@ -34,6 +34,16 @@ def retyped(name: str, values: Mapping[str, JsonValue], tools: ToolSchemas) -> d
     }
 
 
+def text_or_json(text: str, *, is_text: bool) -> JsonValue:
+    """Return a value whose type stands beside it; JSON that cannot be read stays text."""
+    if is_text:
+        return text
+    try:
+        return load_json(text)
+    except ValueError:
+        return text
+
+
 def unwrapped(value: str) -> str:
     """Remove the newlines that a format puts before and after a value."""
     return value.removeprefix("\n").removesuffix("\n")
