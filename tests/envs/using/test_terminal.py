@@ -56,7 +56,7 @@ def test_messages_of_the_last_place_are_escaped(telescope, monkeypatch):
     def fails(name: str | None = None) -> None:
         raise RegistryError(HOSTILE)
 
-    monkeypatch.setattr("telescope_cli.env.listing.read_catalog", fails)
+    monkeypatch.setattr("telescope_cli.env.listing.open_registry", fails)
     code, out, err = telescope("env", "list")
     assert (code, out) == (RegistryError.exit_code, "")
     assert err == f"telescope: {SHOWN}\n"

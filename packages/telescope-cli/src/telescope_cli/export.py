@@ -130,7 +130,10 @@ def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckp
             f"or every checkpoint_every steps{''.join(f'; {line}' for line in broken)}"
         )
     if steps is not None:
-        return [_at(found.complete, step, broken) for step in _numbers(steps)]
+        if not re.fullmatch(r"\d+(,\d+)*", steps):
+            raise ConfigError(f"--steps takes numbers separated by commas, got {steps!r}")
+        numbers = sorted({int(step) for step in steps.split(",")})
+        return [_at(found.complete, step, broken) for step in numbers]
     if is_all:
         _tell(broken)
         return found.complete
@@ -159,12 +162,6 @@ def _checkpoints_of(run: Path) -> Path:
     if shared is None:
         return run / "checkpoints"
     return Path(shared).expanduser() / settings["run"]["name"]
-
-
-def _numbers(steps: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", steps):
-        raise ConfigError(f"--steps takes numbers separated by commas, got {steps!r}")
-    return sorted({int(step) for step in steps.split(",")})
 
 
 def _at(found: "list[RunCheckpoint]", step: int, broken: list[str]) -> "RunCheckpoint":

@@ -44,21 +44,16 @@ def sft_command(
     last = _run(config, is_quiet=as_json)
     if as_json:
         typer.echo(json.dumps({"output": config.output, "step": last.step, **last.metrics}))
-    else:
-        typer.echo(
-            f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
-            f"{last.metrics['nll/held_out']:.3f} on held-out examples, "
-            f"{last.metrics['time_s']:.0f} s{_left_out(last)}"
-        )
-
-
-def _left_out(row: "SftRow") -> str:
+        return
     from telescope_train.sft.run import DROPPED, TRUNCATED
 
-    truncated, dropped = row.metrics[TRUNCATED], row.metrics[DROPPED]
-    if not truncated and not dropped:
-        return ""
-    return f"; longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
+    truncated, dropped = last.metrics[TRUNCATED], last.metrics[DROPPED]
+    left_out = f"; longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
+    typer.echo(
+        f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
+        f"{last.metrics['nll/held_out']:.3f} on held-out examples, "
+        f"{last.metrics['time_s']:.0f} s{left_out if truncated or dropped else ''}"
+    )
 
 
 def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":

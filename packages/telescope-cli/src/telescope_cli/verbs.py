@@ -127,7 +127,11 @@ def _load(name: str, verb: Verb) -> Any:
     with rare_collections():
         target = getattr(import_module(verb.module), verb.target.partition(":")[2])
     if not isinstance(target, typer.Typer):
-        target = _single_command(target, takes_settings=verb.takes_settings)
+        settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+        if verb.takes_settings:
+            settings |= {"allow_extra_args": True, "ignore_unknown_options": True}
+        function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
+        target.command(context_settings=settings)(function)
     return command_of(target)
 
 
@@ -143,15 +147,13 @@ def command_of(app: typer.Typer) -> Any:
 
 
 def _quick_parameters(get_params: Callable[[Any], list[Any]], ctx: Any) -> list[Any]:
-    return [_quick(parameter) for parameter in get_params(ctx)]
-
-
-def _quick(parameter: Any) -> Any:
-    described = getattr(parameter, "type_descriptor", None)
-    is_plain = described is not None and described.parameter_info.parser is None
-    if is_plain and "process_value" not in vars(parameter):
-        parameter.process_value = partial(_process, parameter, parameter.process_value)
-    return parameter
+    parameters = get_params(ctx)
+    for parameter in parameters:
+        described = getattr(parameter, "type_descriptor", None)
+        is_plain = described is not None and described.parameter_info.parser is None
+        if is_plain and "process_value" not in vars(parameter):
+            parameter.process_value = partial(_process, parameter, parameter.process_value)
+    return parameters
 
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
@@ -174,12 +176,3 @@ def _is_converted(parameter: Any, value: Any) -> bool:
         return not isinstance(value, str) and all(isinstance(one, str) for one in value)
     is_exact = type(value) is annotation
     return is_exact and (annotation is str or value == parameter.default)
-
-
-def _single_command(function: Callable[..., object], *, takes_settings: bool) -> typer.Typer:
-    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-    if takes_settings:
-        settings |= {"allow_extra_args": True, "ignore_unknown_options": True}
-    single = typer.Typer(rich_markup_mode=None, add_completion=False)
-    single.command(context_settings=settings)(function)
-    return single

@@ -146,7 +146,9 @@ def _on_screen(folder: RunFolder) -> RunState:
                 view.note(text)
             new = [one.row for one in happened if one.kind == "step"]
             if files.is_anew:
-                num_kept = _num_alike(steps, new)
+                pairs = enumerate(zip(steps, new, strict=False))
+                differs = (at for at, (old, row) in pairs if old != row)
+                num_kept = next(differs, min(len(steps), len(new)))
                 del steps[num_kept:], new[:num_kept]
                 view.go_back(steps[-1].get("step", 0) if steps else 0)
             for row in new:
@@ -178,12 +180,6 @@ def _text(happened: _Happened) -> str:
     if event.state is ServerState.LOADING:
         return f"inference server {event.server} answers again, and waits for the weights"
     return ""
-
-
-def _num_alike(shown: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> int:
-    """Return the number of equal rows at the beginning."""
-    pairs = enumerate(zip(shown, rows, strict=False))
-    return next((at for at, (old, new) in pairs if old != new), min(len(shown), len(rows)))
 
 
 def _seconds_since(info: RunInfo, steps: Sequence[dict[str, Any]]) -> float:

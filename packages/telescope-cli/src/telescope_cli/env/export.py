@@ -51,9 +51,6 @@ def export(
     )
     folder = output or Path(f"{name.rpartition('/')[2]}-{to}")
     written = write_tasks(folder, tasks, environment=location.id, version=location.version)
-    if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "tasks": [one.name for one in written]}))
-        return
-    typer.echo(
-        f"{folder}: {len(written)} tasks; check them: telescope env validate harbor:{folder}"
-    )
+    about = {"folder": str(folder), "tasks": [one.name for one in written]}
+    told = f"{folder}: {len(written)} tasks; check them: telescope env validate harbor:{folder}"
+    typer.echo(json.dumps(about) if as_json else told)

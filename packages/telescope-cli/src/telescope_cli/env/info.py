@@ -177,8 +177,10 @@ def _facts(about: _About) -> Iterator[tuple[str, str]]:
 def _standing(about: _About) -> Iterator[tuple[str, str]]:
     release, status = about.release, about.status
     published = f"{release.publisher}, {release.published_at.astimezone(UTC):%Y-%m-%d}"
+    command = "sync" if about.locked is not None else f"install {about.short_name}"
+    absent = f"no; run: telescope env {command}"
     yield "versions", ", ".join(about.versions)
-    yield "installed", _installed_text(about)
+    yield "installed", absent if about.here is None else _place_text(about.here)
     yield "locked", _locked_text(about)
     yield "validated", _validated_text(release)
     yield "attestation", release.attestation_sha256 or "none"
@@ -195,14 +197,6 @@ def _standing(about: _About) -> Iterator[tuple[str, str]]:
         yield "deprecated", f"{status.deprecated.reason}{instead}"
     for advisory in status.advisories:
         yield "advisory", advisory
-
-
-def _installed_text(about: _About) -> str:
-    if about.here is None:
-        is_locked = about.locked is not None
-        command = "sync" if is_locked else f"install {about.short_name}"
-        return f"no; run: telescope env {command}"
-    return _place_text(about.here)
 
 
 def _place_text(here: EnvironmentLocation) -> str:

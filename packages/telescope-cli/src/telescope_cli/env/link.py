@@ -14,7 +14,6 @@ from telescope_core.base.secret_names import secrets_line
 from telescope_core.finding.schemes import adapted, require_adapted, schemes
 from telescope_envs.install.adapted import framework_version, link_adapted
 from telescope_envs.install.loading import link as link_folder
-from telescope_envs.records.links import AdaptedLink
 
 
 def link(
@@ -71,22 +70,18 @@ def link(
         }
         if line := secrets_line(found.name, found.secrets, os.environ):
             typer.echo(line, err=True)
-        _tell_if_silent(found)
+        if require_adapted(found.name).frameworks[0].is_elsewhere:
+            from telescope_adapters.servers import why_silent
+
+            # It may be started after the link.
+            if why := asyncio.run(why_silent(found.factory, found.config)):
+                silent = f"{found.name} is linked, but cannot be played now: {why}"
+                typer.echo(f"telescope: {silent}", err=True)
     if as_json:
         typer.echo(json.dumps(about))
         return
     where = about.get("folder") or about["python"] or "this Python"
     typer.echo(f"{about['id']} {about['version']}: linked to {where}")
-
-
-def _tell_if_silent(found: AdaptedLink) -> None:
-    """Say on standard error why a server cannot play now; it may be started after the link."""
-    if not require_adapted(found.name).frameworks[0].is_elsewhere:
-        return
-    from telescope_adapters.servers import why_silent
-
-    if why := asyncio.run(why_silent(found.factory, found.config)):
-        typer.echo(f"telescope: {found.name} is linked, but cannot be played now: {why}", err=True)
 
 
 def _settings(text: str) -> dict[str, Any]:

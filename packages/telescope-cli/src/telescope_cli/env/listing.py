@@ -1,6 +1,6 @@
 """`telescope env list` and `search`: environments here and in the registry, one per line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -61,11 +61,12 @@ def list_environments(
     Example: telescope env list --installed
     """
     needs_registry = outdated or not (installed or locked)
-    catalog = read_catalog(registry) if needs_registry else None
-    rows = _listed_environments(catalog.rows if catalog is not None else [])
-    if catalog is not None:
-        published = {row.id for row in catalog.rows}
-        rows = [_warned(row, catalog.registry) if row.id in published else row for row in rows]
+    opened = open_registry(registry) if needs_registry else None
+    catalog = opened.catalog() if opened is not None else []
+    rows = _listed_environments(catalog)
+    if opened is not None:
+        published = {row.id for row in catalog}
+        rows = [_warned(row, opened) if row.id in published else row for row in rows]
     wanted = [
         row
         for row in rows
@@ -76,21 +77,11 @@ def list_environments(
     ]
     if as_json:
         typer.echo(msgspec.json.encode(wanted).decode())
-    else:
-        typer.echo(_table(wanted) or _nothing(rows, owner))
-
-
-class Catalog(NamedTuple):
-    """A summary of what a registry contains."""
-
-    registry: Registry
-    rows: list[CatalogRow]
-
-
-def read_catalog(registry: str | None = None) -> Catalog:
-    """Return the catalog of a registry."""
-    opened = open_registry(registry)
-    return Catalog(opened, opened.catalog())
+        return
+    owners = {row.id.partition("/")[0] for row in rows}
+    if owner and owner not in owners:
+        raise unknown_name("owner", owner, owners)
+    typer.echo(_table(wanted) or "No environment matches; to see all, run: telescope env list")
 
 
 def search(
@@ -108,7 +99,8 @@ def search(
 
     Example: telescope env search arithmetic --tag math
     """
-    opened, catalog = read_catalog(registry)
+    opened = open_registry(registry)
+    catalog = opened.catalog()
     words, tags = " ".join(query or ()), tag or ()
     known = {tag for row in catalog for tag in row.tags}
     for one in tags:
@@ -125,14 +117,11 @@ def search(
         if len(found) > limit:
             typer.echo(f"{len(found) - limit} more; add words, or raise --limit")
     else:
-        typer.echo(_nothing_found(words, catalog, opened.address))
-
-
-def _nothing_found(words: str, catalog: Sequence[CatalogRow], address: str) -> str:
-    names = {row.id.partition("/")[2]: row.id for row in catalog}
-    close = [names[name] for name in nearest(words, names)]
-    advice = f"; the nearest names are {', '.join(close)}" if close else ""
-    return f"Nothing in {address} matches {words!r}{advice}. To see all: telescope env list"
+        names = {row.id.partition("/")[2]: row.id for row in catalog}
+        close = [names[name] for name in nearest(words, names)]
+        advice = f"; the nearest names are {', '.join(close)}" if close else ""
+        nothing = f"Nothing in {opened.address} matches {words!r}{advice}"
+        typer.echo(f"{nothing}. To see all: telescope env list")
 
 
 def _listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
@@ -145,7 +134,9 @@ def _listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironmen
     }
     here |= {link.name: _of_adapted(link) for link in adapted_links()}
     linked = {link.id: Path(link.folder) for link in links()}
-    locked = _locked_versions()
+    path = find_lock()
+    entries = read_lock(path).environments if path is not None else ()
+    locked = {one.id: one.version for one in entries}
     published = {row.id: row for row in catalog}
     ids = sorted({*published, *here, *locked, *linked})
     return [
@@ -216,13 +207,6 @@ def _linked_version(name: str, folder: Path) -> str:
         return "broken"
 
 
-def _locked_versions() -> dict[str, str]:
-    path = find_lock()
-    if path is None:
-        return {}
-    return {one.id: one.version for one in read_lock(path).environments}
-
-
 def _is_older(version: str, newest: str) -> bool:
     try:
         return Version(version) < Version(newest)
@@ -262,10 +246,3 @@ def _cells(row: ListedEnvironment) -> tuple[str, ...]:
         row.locked or "-",
         f"{mark}{row.summary}",
     )
-
-
-def _nothing(rows: list[ListedEnvironment], owner: str | None) -> str:
-    owners = {row.id.partition("/")[0] for row in rows}
-    if owner and owner not in owners:
-        raise unknown_name("owner", owner, owners)
-    return "No environment matches; to see all, run: telescope env list"

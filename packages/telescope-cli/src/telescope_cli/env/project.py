@@ -78,16 +78,8 @@ def build(
         typer.echo(f"Note: {line}", err=True)
     if as_json:
         about = {"path": str(built.path), "size": built.size, "sha256": built.sha256}
-        typer.echo(
-            json.dumps(
-                {
-                    **about,
-                    "name": contents.entry_name,
-                    "version": contents.version,
-                    "left_out": missing,
-                }
-            )
-        )
+        about |= {"name": contents.entry_name, "version": contents.version, "left_out": missing}
+        typer.echo(json.dumps(about))
         return
     typer.echo(f"{built.path}\n{built.size:,} bytes, sha256 {built.sha256}")
 

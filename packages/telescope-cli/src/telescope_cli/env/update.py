@@ -12,7 +12,7 @@ from telescope_core.base.errors import ConfigError, RegistryError, TelescopeErro
 from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.install.updating import UpdatePlan, plan_update
-from telescope_envs.records.installed import Installation, installed_environments
+from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import links
 from telescope_envs.records.lockfile import Lock, find_lock, read_lock
 from telescope_envs.records.release import Release
@@ -111,7 +111,9 @@ def _current(environment_id: str, lock: Lock) -> _Current:
     record = found.installation if found is not None else None
     if locked is None:
         assert record is not None, "only what is locked or has a record is updated"
-        return _installed(record)
+        place = open_registry(record.registry)
+        is_shared = not record.interpreter
+        return _Current(release=record.release, registry=place, is_shared=is_shared)
     registry = open_registry(locked.registry)
     release = next(
         (one for one in registry.releases(environment_id) if one.version == locked.version), None
@@ -122,14 +124,6 @@ def _current(environment_id: str, lock: Lock) -> _Current:
             "is not the registry it came from, or that registry lost a release"
         )
     return _Current(release=release, registry=registry, is_shared=False)
-
-
-def _installed(record: Installation) -> _Current:
-    return _Current(
-        release=record.release,
-        registry=open_registry(record.registry),
-        is_shared=not record.interpreter,
-    )
 
 
 def _row(plan: UpdatePlan, *, is_done: bool) -> dict[str, Any]:

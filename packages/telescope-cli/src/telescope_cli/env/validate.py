@@ -91,8 +91,10 @@ def validate(
                 "--json are for them"
             )
         return _check_tasks(target, examples, as_json=as_json)
+    if level not in (*LEVELS, _ALL):
+        raise unknown_name("level", level, [*(str(one) for one in LEVELS), _ALL])
     options = ValidationOptions(
-        level=_level(level),
+        level=LEVELS[-1] if level == _ALL else Level(level),
         num_examples=examples,
         allow_sdist=split_names(allow_sdist),
         fixture_rows=fixture_rows,
@@ -133,14 +135,6 @@ def _check_tasks(target: str, num_tasks: int, *, as_json: bool) -> None:
             typer.echo(f"{one.task}: {problem}")
     if any(one.problems for one in checks):
         raise typer.Exit(1)
-
-
-def _level(text: str) -> Level:
-    if text == _ALL:
-        return LEVELS[-1]
-    if text not in LEVELS:
-        raise unknown_name("level", text, [*(str(one) for one in LEVELS), _ALL])
-    return Level(text)
 
 
 def subject_of(target: str) -> Subject:

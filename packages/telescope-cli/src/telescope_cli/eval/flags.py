@@ -44,7 +44,10 @@ def unparsed(context: typer.Context) -> UnparsedArguments:
             environments.append(flag)
             continue
         if not flag.startswith(_PREFIX):
-            raise _unexpected(flag, context)
+            options = [name for parameter in context.command.params for name in parameter.opts]
+            known = [name for name in options if name.startswith("--")]
+            hint = "(settings of the environment are written --env.NAME)"
+            raise unknown_name("option", flag.partition("=")[0], known, hint)
         name, given, text = flag.removeprefix(_PREFIX).partition("=")
         if not given:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
@@ -76,10 +79,3 @@ def _value(text: str, flag: str) -> Any:
         raise ConfigError(
             f"{flag}: {text!r} begins like JSON but is not valid JSON; check its quotes"
         ) from None
-
-
-def _unexpected(argument: str, context: typer.Context) -> ConfigError:
-    options = [name for parameter in context.command.params for name in parameter.opts]
-    known = [name for name in options if name.startswith("--")]
-    hint = "(settings of the environment are written --env.NAME)"
-    return unknown_name("option", argument.partition("=")[0], known, hint)

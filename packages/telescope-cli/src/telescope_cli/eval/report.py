@@ -89,7 +89,13 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
     if overview.counts:
         console.print(_count_table(overview))
     if overview.evals:
-        console.print(_eval_table(overview))
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("eval")
+        for name in ("pass@1", "95% interval", "reward", "scored"):
+            table.add_column(name, justify="right")
+        for name, result in overview.evals.items():
+            table.add_row(name, *result_cells(result, 1))
+        console.print(table)
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
 
@@ -114,16 +120,6 @@ def _count_table(overview: RunOverview) -> Table:
         table.add_column(status, justify="right")
     for environment, counts in overview.counts.items():
         table.add_row(environment, *(str(counts.get(status, 0)) for status in statuses))
-    return table
-
-
-def _eval_table(overview: RunOverview) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("eval")
-    for name in ("pass@1", "95% interval", "reward", "scored"):
-        table.add_column(name, justify="right")
-    for name, result in overview.evals.items():
-        table.add_row(name, *result_cells(result, 1))
     return table
 
 

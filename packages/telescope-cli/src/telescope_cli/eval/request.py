@@ -88,7 +88,7 @@ class EvalRequest:
         """Return the digests of the files of a model folder; none for an endpoint."""
         if self.base_url is not None or self.model is None or find_spec("telescope_train") is None:
             return {}
-        from telescope_train.checkpoints.inputs import inputs_of
+        from telescope_train.checkpoints.resume import inputs_of
 
         return {**inputs_of(self.model, chat_template=None)}
 

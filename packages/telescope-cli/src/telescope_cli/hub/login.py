@@ -8,15 +8,8 @@ import typer
 
 from telescope_cli.env.options import JsonOption, RegistryOption
 from telescope_core.base.errors import ConfigError
-from telescope_envs.registry.config import (
-    Opening,
-    find_address,
-)
-from telescope_envs.registry.credentials import (
-    checked_token,
-    forget_token,
-    store_token,
-)
+from telescope_envs.registry.config import Opening, find_address
+from telescope_envs.registry.credentials import checked_token, forget_token, store_token
 
 
 def login(registry: RegistryOption = None, as_json: JsonOption = False) -> None:
@@ -55,7 +48,5 @@ def _asked(address: str) -> str:
 
 
 def _say(address: str, outcome: str, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps({"registry": address, "token": outcome}))
-    else:
-        typer.echo(f"{address}: token {outcome}")
+    row = {"registry": address, "token": outcome}
+    typer.echo(json.dumps(row) if as_json else f"{address}: token {outcome}")

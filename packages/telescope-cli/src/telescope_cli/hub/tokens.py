@@ -11,13 +11,7 @@ import typer
 from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.serve import DataOption
 from telescope_cli.verbs import Verb, verb_app
-from telescope_envs.server.auth import (
-    CallerToken,
-    Scope,
-    all_tokens,
-    create_token,
-    revoke_token,
-)
+from telescope_envs.server.auth import CallerToken, Scope, all_tokens, create_token, revoke_token
 from telescope_envs.server.hub import HubStore
 
 VERBS = {
