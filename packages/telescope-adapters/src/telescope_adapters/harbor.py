@@ -18,12 +18,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from telescope_adapters.allowed_hosts import (
-    EVERYWHERE,
-    AllowedHosts,
-    proxy_for,
-    proxy_variables,
-)
+from telescope_adapters.allowed_hosts import EVERYWHERE, AllowedHosts, proxy_for, proxy_variables
 from telescope_adapters.harbor_grading import (
     Graded,
     TaskSandbox,

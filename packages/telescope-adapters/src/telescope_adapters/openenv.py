@@ -17,20 +17,8 @@ from pydantic import Field
 from telescope_adapters.games import seeds
 from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
 from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
-from telescope_core.base.errors import (
-    ConfigError,
-    EndpointError,
-    EnvironmentLoadError,
-    RewardError,
-)
-from telescope_core.base.types import (
-    Example,
-    JsonValue,
-    Message,
-    Split,
-    StopReason,
-    ToolCall,
-)
+from telescope_core.base.errors import ConfigError, EndpointError, EnvironmentLoadError, RewardError
+from telescope_core.base.types import Example, JsonValue, Message, Split, StopReason, ToolCall
 from telescope_core.environments import Environment, Episode
 from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings

@@ -17,12 +17,7 @@ from pydantic import Field
 from telescope_adapters.frameworks import TEXTARENA, imported
 from telescope_adapters.games import GameConfig, GameEnvironment, GameStep, seeds
 from telescope_adapters.settings import AdaptedEnvironment, as_metrics
-from telescope_core.base.errors import (
-    ConfigError,
-    EnvironmentLoadError,
-    RewardError,
-    unknown_name,
-)
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError, unknown_name
 from telescope_core.base.types import Split
 from telescope_core.environments import Environment
 from telescope_core.environments.building import class_location

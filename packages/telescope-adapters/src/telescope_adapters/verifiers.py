@@ -19,12 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.settings import (
-    AdaptedConfig,
-    AdaptedEnvironment,
-    as_metrics,
-    function_tool,
-)
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, function_tool
 from telescope_core.base.attempts import is_too_long
 from telescope_core.base.errors import (
     ContextLengthError,
@@ -35,15 +30,7 @@ from telescope_core.base.errors import (
     TelescopeError,
     unknown_name,
 )
-from telescope_core.base.types import (
-    Example,
-    Message,
-    Role,
-    Rollout,
-    Split,
-    StopReason,
-    ToolCall,
-)
+from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.reply import reply_json

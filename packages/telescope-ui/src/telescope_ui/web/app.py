@@ -18,13 +18,7 @@ from starlette.types import ASGIApp
 
 from telescope_core.base.errors import TelescopeError, unknown_name
 from telescope_ui.base import parameters as asked_for
-from telescope_ui.base.answers import (
-    JsonObject,
-    NotThereError,
-    as_json,
-    error_response,
-    status_of,
-)
+from telescope_ui.base.answers import JsonObject, NotThereError, as_json, error_response, status_of
 from telescope_ui.base.guard import Guard
 from telescope_ui.base.wrong_addresses import no_page
 from telescope_ui.files.damage import with_details
@@ -33,12 +27,7 @@ from telescope_ui.files.run_files import inside
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_examples_page, compare_page, difference_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.evals import (
-    eval_page,
-    eval_rollout_page,
-    evals_page,
-    standalone_eval_page,
-)
+from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page, standalone_eval_page
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page

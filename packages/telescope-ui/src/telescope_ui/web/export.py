@@ -39,12 +39,7 @@ from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.evals import (
-    eval_page,
-    eval_rollout_page,
-    evals_page,
-    standalone_eval_page,
-)
+from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page, standalone_eval_page
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
