@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from telescope_core.settings.config import leaf_paths
-from telescope_train.config.names import FOREIGN_NAMES
-from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "config.md"

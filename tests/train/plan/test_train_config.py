@@ -11,8 +11,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.settings.config import leaf_paths
 from telescope_train.algorithms.record import known_algorithms
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.names import FOREIGN_NAMES
-from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES, REFUSED_NAMES
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.plan.checks.config import config_found
 from telescope_train.plan.load import load_train_config

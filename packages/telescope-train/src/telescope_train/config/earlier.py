@@ -1,8 +1,7 @@
 """Convert recorded settings of earlier versions to their present names.
 
-If a user writes such a name, `names` and `no_equal_names` answer. This module reads recorded
-settings, so that a run of an earlier version can be resumed and forked as if it had been started
-today.
+If a user writes such a name, `names` answers. This module reads recorded settings, so that a run of
+an earlier version can be resumed and forked as if it had been started today.
 """
 
 from collections.abc import Collection, Mapping

@@ -5,8 +5,12 @@ from pathlib import Path
 
 from telescope_core.settings.config import RecordedSettings, load_config
 from telescope_train.algorithms.corrections import algorithm_in_use
-from telescope_train.config.names import FOREIGN_NAMES
-from telescope_train.config.no_equal_names import NO_EQUAL_NAMES, REFUSED_NAMES, SUPERVISED_NAMES
+from telescope_train.config.names import (
+    FOREIGN_NAMES,
+    NO_EQUAL_NAMES,
+    REFUSED_NAMES,
+    SUPERVISED_NAMES,
+)
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import check_config
 

@@ -25,8 +25,7 @@ from telescope_train.config.fields import (
     was_set,
 )
 from telescope_train.config.megatron_section import MegatronSection
-from telescope_train.config.names import FOREIGN_NAMES
-from telescope_train.config.no_equal_names import NO_EQUAL_NAMES
+from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import (
     LORA_TARGETS,
