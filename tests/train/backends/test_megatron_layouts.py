@@ -26,7 +26,7 @@ from megatron_cases import (  # noqa: E402
 from rank_processes import run_ranks  # noqa: E402
 
 from telescope_train.backends.megatron.architecture import architecture_of  # noqa: E402
-from telescope_train.backends.megatron.reading import read_weights  # noqa: E402
+from telescope_train.backends.megatron.pretrained import read_weights  # noqa: E402
 
 pytestmark = pytest.mark.engine
 DENSE, MIXTURE = 1e-8, 1e-6

@@ -17,8 +17,7 @@ from telescope_train.backends.fsdp import policy as fsdp_policy
 from telescope_train.backends.fsdp.sharding import local_part, reshard
 from telescope_train.batches.packing import pack
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.models.lora import adapters_off
-from telescope_train.models.lora_transfer import scaled_adapter
+from telescope_train.models.lora import adapters_off, scaled_adapter
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))

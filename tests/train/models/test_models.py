@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
-from telescope_train.chat.tokenizer import load_tokenizer
-from telescope_train.chat.vocabulary import require_rows
+from telescope_train.chat.tokenizer import load_tokenizer, require_rows
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.attention.blocks import packed_attention, packed_layout
 from telescope_train.models.cpu_kernels import _is_made_by_amd, replace_linears, replace_rms_norms

@@ -14,8 +14,8 @@ from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import keeps_text_with_calls
 from telescope_train.chat.renderer import Prompt, Renderer
+from telescope_train.chat.rendering import written_turn
 from telescope_train.chat.uses import Use
-from telescope_train.chat.written import written_turn
 
 TOOLS = [
     {

@@ -7,25 +7,14 @@ Deviations: the clip is a setting and off by default, and so is the KL in the re
 whitening is over rollouts, not over tokens.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
-from telescope_train.algorithms.advantages import whitened
+from telescope_train.algorithms.advantages import whitened, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
-
-
-def advantage(
-    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
-) -> NDArray[np.float64]:
-    """Return the rewards of the batch at mean 0 and standard deviation 1; `norm` is not used."""
-    return whitened(rewards_N)
-
 
 ALGORITHM = Algorithm(
     name="reinforce_pp",
     paper="arXiv:2501.03262",
-    advantage=advantage,
+    advantage=without_norm(lambda rewards_N, groups_N: whitened(rewards_N)),
     loss=policy_gradient,
     weighting="token",
     compares="batch",

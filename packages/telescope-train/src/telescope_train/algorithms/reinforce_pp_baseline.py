@@ -7,25 +7,16 @@ Deviations: the clip is a setting and off by default, and so is the KL in the lo
 kl_estimator = "k2"); whitening is over rollouts, not over tokens.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
 
-from telescope_train.algorithms.advantages import normalized
+from telescope_train.algorithms.advantages import normalized, without_norm
 from telescope_train.algorithms.policy_gradient import policy_gradient
 from telescope_train.algorithms.record import Algorithm
-
-
-def advantage(
-    rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64], norm: str
-) -> NDArray[np.float64]:
-    """Return centered rewards over their deviation in the batch; `norm` is not used."""
-    return normalized(rewards_N, groups_N, "batch")
-
 
 ALGORITHM = Algorithm(
     name="reinforce_pp_baseline",
     paper="arXiv:2501.03262",
-    advantage=advantage,
+    advantage=without_norm(partial(normalized, norm="batch")),
     loss=policy_gradient,
     weighting="token",
     compares="batch",

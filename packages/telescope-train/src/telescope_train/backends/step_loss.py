@@ -142,3 +142,14 @@ class StepLoss:
             metrics=reduce_metrics(metrics for _, metrics in per_shard),
             token_facts=facts,
         )
+
+
+def in_batch(
+    batch: PackedBatch, trained_M: NDArray[np.int64], values_M: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return [T] `values_M` at the trained tokens, and 0 elsewhere."""
+    values_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
+    values_T[trained_M] = values_M
+    # A row of padding has one token that is trained only so that all ranks run backward.
+    values_T[~batch.mask_T] = 0.0
+    return values_T

@@ -3,15 +3,17 @@
 Knows nothing of chains or of remembered prompts; that is `renderer`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue, Message, ToolCall
-from telescope_train.chat.formats import ParsedReply, choose_format
+from telescope_train.chat.formats import ParsedReply, ReplyFormat, choose_format
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.message_form import REFUSALS, message_form
 from telescope_train.chat.special_tokens import SpecialTokens
@@ -166,3 +168,107 @@ class Rendering:
 
 def _clock_stopped_at(moment: datetime) -> Callable[[str], str]:
     return moment.strftime
+
+
+def written_turn(
+    rendering: Rendering, asked: Sequence[Message], said: Message, *, tools: Tools = ()
+) -> str | None:
+    """Return the text of the turn `said` in the spelling of the template, without its end token.
+
+    It is rendered as history, and what stands behind the generation prompt is cut out.
+    None if the template shows something else in place of its generation prompt, so that the text
+    cannot be cut out. Raises ConfigError if the template refuses the conversation.
+    """
+    prompt = rendering.text(asked, tools=tools, add_generation_prompt=True)
+    whole = rendering.text([*asked, said], tools=tools, add_generation_prompt=False)
+    turn = _behind_prompt(prompt, whole, said, rendering.format)
+    if turn is None:
+        turn = _behind_last_word(prompt, whole, asked[-1].content)
+    if turn is None:
+        return None
+    end = rendering.special.first_end(turn)
+    turn = turn[: end.start] if end is not None else turn
+    return _with_thinking(rendering, prompt, turn, said.reasoning)
+
+
+def _behind_prompt(prompt: str, whole: str, said: Message, form: ReplyFormat) -> str | None:
+    opening, closing = form.reasoning.opening, form.reasoning.closing
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    start = _without_thinking_marks(prompt, opening, closing)
+    if not whole.startswith(start):
+        return None
+    turn = whole[len(start) :]
+    if form.opens_thinking(prompt):
+        bare = turn.lstrip()
+        return bare.removeprefix(opening) if bare.startswith(opening) else turn
+    if turn.lstrip().startswith((opening, closing)) and not said.reasoning:
+        return turn.partition(closing)[2].lstrip("\n")
+    return turn
+
+
+def _behind_last_word(prompt: str, whole: str, word: str) -> str | None:
+    """Return the text of `whole` after `word` and the generation prompt, ignoring white space.
+
+    For templates that show history differently from the prompt: each turn is then a separate
+    sample, but the model still writes it after the same marks.
+    """
+    opening, rest = (text.rpartition(word)[2] for text in (prompt, whole))
+    if not word or word not in prompt or word not in whole:
+        return None
+    marks = r"\s*".join(re.escape(one) for one in opening if not one.isspace())
+    found = re.match(rf"\s*{marks}", rest)
+    return found and rest[found.end() :].removeprefix(opening[len(opening.rstrip()) :])
+
+
+def _without_thinking_marks(prompt: str, opening: str, closing: str) -> str:
+    """Return `prompt` without the thinking that it opens, or opens and closes."""
+    bare = prompt.rstrip()
+    for mark in (closing, opening):
+        if mark and bare.endswith(mark):
+            prompt = bare.removesuffix(mark)
+            bare = prompt.rstrip()
+    return prompt
+
+
+def _with_thinking(rendering: Rendering, prompt: str, turn: str, thought: str) -> str:
+    """Return `turn` with the thinking that a model writes and history may leave out."""
+    form = rendering.format
+    opening, closing = form.reasoning.opening, form.reasoning.closing
+    if form.opens_thinking(prompt):
+        if closing not in turn:
+            return f"{thought}\n{closing}\n\n{turn}"
+        return turn if thought in turn else f"{thought}{closing}{turn.partition(closing)[2]}"
+    if not thought or thought in turn or form.forbids_thinking(prompt):
+        return turn
+    # Some templates show thinking in front of calls alone.
+    around = _around_thinking(rendering, thought)
+    if around is not None:
+        return f"{around[0]}{thought}{around[1]}{turn}"
+    if not opening:
+        return turn
+    head, _, rest = turn.partition(closing)
+    if rest and not head.strip().removeprefix(opening).strip():  # a block without its thinking
+        return f"{opening}\n{thought}\n{closing}{rest}"
+    return f"{opening}\n{thought}\n{closing}\n\n{turn}"
+
+
+def _around_thinking(rendering: Rendering, thought: str) -> tuple[str, str] | None:
+    """Return the template's text before and after the thinking that precedes a call."""
+    try:
+        prompt = rendering.text(_ANYBODY, tools=_TOOLS, add_generation_prompt=True)
+        shown, bare = (
+            _behind_prompt(
+                prompt,
+                rendering.text([*_ANYBODY, said], tools=_TOOLS, add_generation_prompt=False),
+                said,
+                rendering.format,
+            )
+            for said in (replace(_CALLED[1], reasoning=thought), _CALLED[1])
+        )
+    except ConfigError:
+        return None
+    if shown is None or bare is None or not shown.endswith(bare):
+        return None
+    before, found, after = shown.removesuffix(bare).partition(thought)
+    return (before, after) if found else None

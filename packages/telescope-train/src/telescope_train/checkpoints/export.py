@@ -26,8 +26,8 @@ from telescope_core.records.folders import whole_folder
 from telescope_train.backends.distributed_checkpoint import reading
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.backends.megatron.pretrained import read_weights as megatron_weights
 from telescope_train.backends.megatron.pretrained import write_weights
-from telescope_train.backends.megatron.reading import read_weights as megatron_weights
 from telescope_train.checkpoints.damage import by_exporting, require_whole
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.config.schema import ModelSection, TrainerSection

@@ -39,8 +39,6 @@ class ModelFacts:
     """Heads times their size, summed over all layers."""
     num_layers: int | None = None
     """Decoder layers."""
-    mlp_width: int | None = None
-    """Width inside the MLP of a layer."""
     num_heads: int | None = None
     """Attention heads in a layer."""
     num_kv_heads: int | None = None
@@ -123,7 +121,6 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_head_parameters=vocab_size * hidden,
         attention_width=layers * heads * head_dim,
         num_layers=layers,
-        mlp_width=sizes.get("intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         ffn_size=sizes.get("intermediate_size"),

@@ -25,12 +25,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.records.folders import whole_folder
 from telescope_train.models.load import no_progress_bars, require_loaded, torch_dtype
 from telescope_train.models.location import first_line, require_replaceable
+from telescope_train.models.source import quiet_transformers
 
 MAGIC = b"GGUF"
 """The first bytes of every GGUF file."""
@@ -109,10 +109,9 @@ def _require_gguf(source: Path) -> None:
 
 @contextmanager
 def _translate_errors(source: Path) -> Iterator[None]:
-    was = logging.get_verbosity()
-    logging.set_verbosity_error()  # that weights are unpacked is what was asked for
     try:
-        with warnings.catch_warnings(), no_progress_bars():
+        # That weights are unpacked is what was asked for.
+        with warnings.catch_warnings(), quiet_transformers():
             warnings.simplefilter("ignore")
             yield
     # The readers of transformers and gguf meet a damaged file with whatever they trip over.
@@ -132,8 +131,6 @@ def _translate_errors(source: Path) -> Iterator[None]:
             f"{str(source)!r} cannot be read: {first_line(error)}; is the file complete, and its "
             "architecture one that transformers reads from GGUF?"
         ) from error
-    finally:
-        logging.set_verbosity(was)
 
 
 def _tokenizer(source: Path) -> tuple[PreTrainedTokenizerFast, tuple[str, ...]]:

@@ -1,23 +1,26 @@
 """LoRA adapters by peft: add them, turn them off, and merge them into the weights.
 
 Paper: arXiv:2106.09685. An adapted matrix is W + (alpha / rank) B A with W frozen. peft renames
-`x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. `lora_transfer`
-decides what servers get. Dims: R rank, I inputs, O outputs of a matrix.
+`x.weight` to `x.base_layer.weight`. Exports are merged and have the base names. Dims: T
+tokens, R rank, I inputs, O outputs of a matrix.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.rounding import round_steadily
 
 ADAPTER = "default"
 """peft's name for an adapter without one."""
@@ -168,3 +171,89 @@ def write_adapter(folder: Path, lm: PreTrainedModel, weights: dict[str, Tensor])
     lm.peft_config[ADAPTER].save_pretrained(str(folder))
     tensors = {name: value.contiguous() for name, value in weights.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def round_sums_once(lm: PreTrainedModel) -> None:
+    """Make the adapted modules of `lm` round only once, after adding the adapter.
+
+    peft adds the adapter to the result of the frozen matrix, which is already rounded. In bfloat16
+    values below half of its last place are lost, which is most of an adapter for its first tens of
+    steps. Here one product takes the inputs and the low-rank values together, and sums in float32
+    inside.
+    """
+    for module in adapted_modules(lm).values():
+        module.forward = partial(_forward, module)
+
+
+def _forward(module: Any, x: Tensor) -> Tensor:
+    base = module.base_layer
+    if module._disable_adapters:
+        return base(x)
+    down_RI, up_OR = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
+    low = linear(module.lora_dropout[ADAPTER](x), down_RI) * module.scaling[ADAPTER]
+    product: Tensor = _AdaptedProduct.apply(x, base.weight, low, up_OR)
+    return product if base.bias is None else product + base.bias
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    """x W' + low B' with W frozen. Autograd through `cat` would compute the gradient of W too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, low: Tensor, up_OR: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_OI, low, up_OR)
+        return linear(torch.cat([x, low], dim=-1), torch.cat([weight_OI, up_OR], dim=1))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+        weight_OI, low, up_OR = ctx.saved_tensors
+        of_up_OR = gradient.flatten(0, -2).T @ low.flatten(0, -2)
+        return gradient @ weight_OI, None, gradient @ up_OR, of_up_OR
+
+
+def merged_blocks(
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (base name, value in `dtype`) of adapted matrices and of others in the same block.
+
+    Engines fuse them (query, key and value; gate and up) and cannot load a fused matrix in part.
+    `whole` gathers one parameter; `dtype` is what servers compute in. In bfloat16 the sum is
+    rounded so that the adapter is in it on average over the matrix: rounded to nearest, almost all
+    of it would stay where the frozen weights are, for tens of steps. Without an adapter the result
+    is the frozen matrix.
+    """
+    modules = adapted_modules(lm)
+    blocks = {name.rpartition(".")[0] for name in modules}
+    for name, parameter in lm.named_parameters():
+        base_name = name.replace(".base_layer.", ".")
+        module_name, _, leaf = base_name.rpartition(".")
+        if ".lora_" in name or not _is_matrix_of(lm, module_name, blocks):
+            continue
+        # As the layers of the trainer read it, and as the servers loaded it.
+        value = whole(parameter.detach()).to(dtype)
+        if leaf == "weight" and module_name in modules:
+            value_OI = merged(value, modules[module_name], whole)
+            is_narrow = dtype == torch.bfloat16
+            value = round_steadily(value_OI, base_name) if is_narrow else value_OI.to(dtype)
+        yield base_name, value
+
+
+def _is_matrix_of(lm: PreTrainedModel, module_name: str, blocks: set[str]) -> bool:
+    if module_name.rpartition(".")[0] not in blocks:
+        return False
+    module = lm.get_submodule(module_name)
+    return isinstance(getattr(module, "base_layer", module), torch.nn.Linear)
+
+
+def scaled_adapter(
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every adapter matrix as (name in a peft file, value); (alpha / rank) is part of B."""
+    scales = {name: module.scaling[ADAPTER] for name, module in adapted_modules(lm).items()}
+    for name, parameter in lm.named_parameters():
+        module_name, separator, matrix = name.partition(".lora_")
+        if not separator:
+            continue
+        value = whole(parameter.detach())
+        # In float32: a server that scaled its own copy would round once more.
+        scaled = value * scales[module_name] if matrix.startswith("B") else value
+        yield peft_name(name), scaled

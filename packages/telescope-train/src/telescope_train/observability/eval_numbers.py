@@ -1,4 +1,7 @@
-"""The numbers of an eval for curves: rewards and pass@k with their 95% intervals."""
+"""The numbers of a step, and of an eval, for curves."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
@@ -6,7 +9,10 @@ from telescope_core.records.eval_points import EvalPoint
 
 
 def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
-    """Return name -> number; unknown values, such as an interval of one task, are left out."""
+    """Return rewards and pass@k with their 95% intervals, and counts, by name.
+
+    Unknown values, such as an interval of one task, are left out.
+    """
     estimates: dict[str, Estimate | None] = {"reward": result.reward}
     estimates |= {f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())}
     numbers: dict[str, float | None] = {
@@ -20,3 +26,12 @@ def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
             numbers[name] = estimate.mean
             numbers[f"{name}/low"], numbers[f"{name}/high"] = estimate.low, estimate.high
     return {name: value for name, value in numbers.items() if value is not None}
+
+
+def step_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return those of the metrics of a step that are numbers."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

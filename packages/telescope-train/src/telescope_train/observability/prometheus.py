@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from telescope_core.base.addresses import in_url
 from telescope_core.base.errors import ConfigError
 from telescope_core.records.timeline import GaugeSample
+from telescope_train.observability.eval_numbers import step_numbers
 
 _PREFIX = "telescope_"
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_]+")
@@ -92,11 +93,7 @@ class PrometheusEndpoint:
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Replace the metrics of the previous step by those of a new one."""
-        numbers = {
-            name: float(value)
-            for name, value in row.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        numbers = step_numbers(row)
         with self._holding:
             self._row = numbers
 

@@ -168,7 +168,7 @@ def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBy
 
     None = the sizes are unknown.
     """
-    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+    if not facts.num_layers or not facts.hidden_size or not facts.ffn_size:
         return None
     tokens = config.trainer.seq_len // config.trainer.fsdp_context_parallel_size
     hidden = facts.hidden_size
@@ -176,7 +176,7 @@ def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBy
     # Norms, query, key, value, the attention's output, the residuals, and three of the MLP's width:
     # what one layer holds while its backward pass runs.
     return LayerBytes(
-        whole=tokens * compute * (6 * hidden + 4 * heads + 3 * facts.mlp_width),
+        whole=tokens * compute * (6 * hidden + 4 * heads + 3 * facts.ffn_size),
         input=tokens * compute * hidden,
     )
 
@@ -245,14 +245,14 @@ def megatron_activations(config: TrainConfig, facts: ModelFacts, compute: int) -
 
     The first of P stages works on P rows at once, and has a P-th of the layers.
     """
-    if not facts.num_layers or not facts.hidden_size or not facts.mlp_width:
+    if not facts.num_layers or not facts.hidden_size or not facts.ffn_size:
         return None
     section = config.megatron
     tensor = section.megatron_tensor_parallel_size
     tokens = config.trainer.seq_len // section.megatron_context_parallel_size
     between = 6 * facts.hidden_size // (tensor if section.megatron_sequence_parallel else 1)
     heads = (facts.attention_width or 0) // facts.num_layers
-    layer = tokens * compute * (between + (4 * heads + 3 * facts.mlp_width) // tensor)
+    layer = tokens * compute * (between + (4 * heads + 3 * facts.ffn_size) // tensor)
     if not section.megatron_gradient_checkpointing:
         return facts.num_layers * layer
     return facts.num_layers * tokens * compute * between // 6 + layer

@@ -35,15 +35,20 @@ from telescope_train.backends.fsdp.sharding import (
 )
 from telescope_train.backends.progress import Progress, RoundedWeights, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.backends.step_loss import StepLoss
+from telescope_train.backends.step_loss import StepLoss, in_batch
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import torch_dtype
-from telescope_train.models.lora import adapter_weights, dropout_on, merged_weights
-from telescope_train.models.lora_transfer import merged_blocks, scaled_adapter
+from telescope_train.models.lora import (
+    adapter_weights,
+    dropout_on,
+    merged_blocks,
+    merged_weights,
+    scaled_adapter,
+)
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row, require_known_tokens
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
@@ -268,12 +273,7 @@ class FsdpBackend:
         # These log-probs are compared with those of the trained graph, so that graph is used.
         with torch.set_grad_enabled(self._settings.trainer.compile):
             found = policy(row, by_transformers=by_transformers).logprobs_M
-        found = found.detach().cpu().numpy()
-        logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
-        logprobs_T[row.trained_M] = found
-        # A row of padding has one token that is trained only so that all ranks run backward.
-        logprobs_T[~batch.mask_T] = 0.0
-        return logprobs_T
+        return in_batch(batch, row.trained_M, found.detach().cpu().numpy())
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Gather one tensor at a time on every rank, with adapters merged in."""

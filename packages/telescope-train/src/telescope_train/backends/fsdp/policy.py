@@ -20,7 +20,6 @@ from telescope_train.backends.fsdp.sharding import decoder_layers, local_part, s
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.trainer_section import CheckpointingChoice
-from telescope_train.models.adapted_product import round_sums_once
 from telescope_train.models.adaptive_checkpointing import AdaptiveCheckpointing
 from telescope_train.models.attention.choice import (
     AttentionChoice,
@@ -47,7 +46,7 @@ from telescope_train.models.load import (
     prepare_model,
     torch_dtype,
 )
-from telescope_train.models.lora import add_adapters, first_adapters
+from telescope_train.models.lora import add_adapters, first_adapters, round_sums_once
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.weight_files import WeightFiles
 

@@ -20,16 +20,12 @@ _VOCABULARY_MULTIPLE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Architecture(ModelSizes):
     """Sizes and options of a decoder like Llama."""
 
     family: str
-    num_layers: int
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
     head_dim: int
-    ffn_size: int
     vocab_size: int
     """Rows of the embedding that are tokens."""
     norm_eps: float
@@ -41,23 +37,10 @@ class Architecture:
     """Processing of the product of hidden states and head."""
     padding_id: int | None
     """Token whose embedding gets no gradient where it is an input, as in transformers."""
-    num_experts: int | None = None
     num_experts_per_token: int = 1
     expert_ffn_size: int = 0
     renormalizes: bool = True
     """Whether the weights of the chosen experts are scaled to sum to 1."""
-
-    @property
-    def sizes(self) -> ModelSizes:
-        """Sizes that a division over ranks must fit."""
-        return ModelSizes(
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            # Experts are whole on their rank: a mixture has no columns to divide.
-            ffn_size=self.ffn_size if self.num_experts is None else 0,
-            num_experts=self.num_experts,
-        )
 
     @property
     def padded_vocab_size(self) -> int:

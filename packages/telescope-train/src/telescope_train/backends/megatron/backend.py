@@ -22,14 +22,14 @@ from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.loading import Loaded, build, row_multiple, save_model
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.backends.megatron.model import run_rows, share_results
 from telescope_train.backends.megatron.optimizer import Stepper, wrap
-from telescope_train.backends.megatron.passes import run_rows, share_results
 from telescope_train.backends.megatron.rows import RankRow, rank_row
 from telescope_train.backends.megatron.weights import RankWeights
 from telescope_train.backends.megatron.whole_model import StreamedModel
 from telescope_train.backends.progress import Progress, checksums, scheduled_rate
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.backends.step_loss import StepLoss
+from telescope_train.backends.step_loss import StepLoss, in_batch
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
@@ -162,7 +162,7 @@ class MegatronBackend:
 
         def use(number: int, logprobs: TrainedLogprobs) -> torch.Tensor:
             values = logprobs.logprobs_M.float().cpu().numpy()
-            found.append(_in_batch(batches[number], rows[number].trained_M, values))
+            found.append(in_batch(batches[number], rows[number].trained_M, values))
             return logprobs.logprobs_M.sum()
 
         with using(self._device), self._spans.span(name):
@@ -176,7 +176,7 @@ class MegatronBackend:
         for batch in batches:
             row = packed_row(batch, self._device, share=False)
             values = self._streamed.logprobs(row, self._weights.export())
-            found.append(_in_batch(batch, row.trained_M, values.cpu().numpy()))
+            found.append(in_batch(batch, row.trained_M, values.cpu().numpy()))
         return found
 
     def head_difference(self) -> float:
@@ -281,14 +281,3 @@ class MegatronBackend:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights, config and tokenizer in Hugging Face format; rank 0 writes."""
         save_model(Path(folder), self._settings, self._loaded, self.export_weights())
-
-
-def _in_batch(
-    batch: PackedBatch, trained_M: NDArray[np.int64], values_M: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return [T] `values_M` at the trained tokens, and 0 elsewhere."""
-    logprobs_T = np.zeros(len(batch.token_ids_T), dtype=np.float32)
-    logprobs_T[trained_M] = values_M
-    # A row of padding has one token that is trained only so that all ranks run backward.
-    logprobs_T[~batch.mask_T] = 0.0
-    return logprobs_T

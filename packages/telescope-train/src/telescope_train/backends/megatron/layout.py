@@ -40,7 +40,7 @@ class ModelSizes:
     num_heads: int
     num_kv_heads: int
     ffn_size: int
-    """Width of a dense feed-forward layer; experts are not divided."""
+    """Width of a dense feed-forward layer."""
     num_experts: int | None
     """None = a dense model."""
 
@@ -93,7 +93,8 @@ def model_problems(section: MegatronSection, sizes: ModelSizes) -> Iterator[str]
     for what, count in (
         ("attention heads", sizes.num_heads),
         ("key-value heads", sizes.num_kv_heads),
-        ("columns of the feed-forward layers", sizes.ffn_size),
+        # Experts are whole on their rank: a mixture has no columns to divide.
+        ("columns of the feed-forward layers", 0 if sizes.num_experts else sizes.ffn_size),
     ):
         if count % tensor:
             yield (

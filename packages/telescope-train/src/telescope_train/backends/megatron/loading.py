@@ -92,7 +92,7 @@ def build(
     architecture = architecture_of(hf_config)
     files = require_tensors(source, hugging_face_shapes(architecture))
     layout = megatron_layout(section, dist.get_world_size())
-    problems = list(model_problems(section, architecture.sizes))
+    problems = list(model_problems(section, architecture))
     if problems:
         raise ConfigError("\n".join(problems))
     dtype = torch_dtype(settings.compute_dtype)

@@ -1,16 +1,17 @@
-"""Megatron's model as Telescope trains it: its settings, its layers, and log-probs at its end.
+"""Megatron's model as Telescope trains it: settings, layers, log-probs at its end, and passes.
 
 Everything here runs inside `library.using`. Dims: C tokens of a rank, H hidden size, M trained
 tokens of the row.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from telescope_train.backends.megatron.architecture import Architecture
@@ -311,3 +312,55 @@ def _score(
         GatherTokens.apply(logprobs_P, row.places_P, number, context),
         GatherTokens.apply(entropy_P, row.places_P, number, context),
     )
+
+
+Found = TypeVar("Found")
+
+
+def run_rows(
+    model: Any,
+    rows: Sequence[RankRow],
+    use: Callable[[int, TrainedLogprobs], torch.Tensor],
+    *,
+    backward: bool,
+) -> None:
+    """Run each row through all stages; `use` maps its number and log-probs to a loss.
+
+    It is called on the last stage. With `backward` the gradient of its loss is added to the others.
+    """
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    def forward_step(numbered: Any, wrapped: Any) -> tuple[Any, Any]:
+        number, row = next(numbered)
+        output = run_model(wrapped, row)
+
+        def loss_of(found: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            loss = use(number, found)
+            # The library counts tokens here to divide by them, which `calculate_per_token_loss`
+            # leaves to us.
+            return loss, torch.zeros((), dtype=torch.int, device=loss.device), {}
+
+        return output, loss_of
+
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(enumerate(rows)),
+        model=model,
+        num_microbatches=len(rows),
+        # Rows have lengths of their own; the stages tell each other.
+        seq_length=1,
+        micro_batch_size=1,
+        forward_only=not backward,
+    )
+
+
+def share_results(found: Found) -> Found:
+    """Copy the results of the last pipeline stage to every stage."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return found
+    everything: list[Any] = [None] * group.size()
+    dist.all_gather_object(everything, found, group=group)
+    return everything[-1]

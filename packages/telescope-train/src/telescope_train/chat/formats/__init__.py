@@ -7,7 +7,7 @@ from telescope_train.chat.formats.choose import (
     ReplyFormat,
     choose_format,
 )
-from telescope_train.chat.formats.same import same_message, same_words
+from telescope_train.chat.formats.reply import same_message, same_words
 
 __all__ = [
     "REASONING_PARSERS",

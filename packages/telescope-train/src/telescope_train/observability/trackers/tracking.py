@@ -20,6 +20,7 @@ from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import RunFolder
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.timeline import GaugeSample
+from telescope_train.observability.eval_numbers import step_numbers
 from telescope_train.observability.trackers.log_uploads import NOTHING, LogUploads
 from telescope_train.observability.trackers.tracker import TrackedRun, Tracker
 
@@ -147,14 +148,7 @@ class Tracking:
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Add the metrics of a step."""
-        numbers = {
-            **self._meters.take(),
-            **{
-                name: float(value)
-                for name, value in row.items()
-                if isinstance(value, int | float) and not isinstance(value, bool)
-            },
-        }
+        numbers = self._meters.take() | step_numbers(row)
         for one in self._threads:
             one.row(int(row["step"]), numbers)
 

@@ -128,8 +128,7 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
         num_layers=facts.num_layers or 0,
         num_heads=facts.num_heads or 0,
         num_kv_heads=facts.num_kv_heads or 0,
-        # Experts are whole on their rank.
-        ffn_size=0 if facts.num_experts else facts.ffn_size or 0,
+        ffn_size=facts.ffn_size or 0,
         num_experts=facts.num_experts,
     )
     yield from model_problems(config.megatron, sizes)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer
-from telescope_train.chat.vocabulary import require_rows
+from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer, require_rows
 from telescope_train.config.schema import ModelSection, TrainConfig
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.models.location import locate_model, require_written
