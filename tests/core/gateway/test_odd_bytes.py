@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from telescope_adapters.policy_shim import Playing, PolicyShim
+from telescope_adapters.verifiers_tasks import Playing, PolicyShim
 from telescope_core.environments import Episode
 from telescope_core.gateway import Gateway, chat_server
 from telescope_core.gateway.messages import MAX_MESSAGES
@@ -49,7 +49,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[SimpleNamespace]
         policy = ScriptedClient(["2"]).policy("r")
         episode = Episode(Example(id="e", prompt=""), [], policy=policy, sampling=SAMPLING)
         kept = [Playing(episode=episode)]
-        server.admit("mine", kept[0])
+        server.playing["mine"] = kept[0]
     path = f"{url.path}/chat/completions".encode()
     yield SimpleNamespace(port=url.port, path=path, header=header, kept=kept, kind=request.param)
     await server.close()

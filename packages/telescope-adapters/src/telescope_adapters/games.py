@@ -1,18 +1,30 @@
 """Games that are stepped: the player sees text, and each answer is one move.
 
-Shared by the adapters of Gymnasium and TextArena. An example is a seed: train has the odd ones,
-eval the even ones. Each rollout has a game of its own, which is stepped in threads.
+Shared by the adapters of Gymnasium and TextArena, and, what several players need, by that of
+OpenEnv. An example is a seed: train has the odd ones, eval the even ones. Each rollout has a game
+of its own, which is stepped in threads.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
-from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment
-from telescope_core.base.errors import EnvironmentLoadError
+from pydantic import Field
+
+from telescope_adapters.settings import (
+    AdaptedConfig,
+    AdaptedEnvironment,
+    Earned,
+    SteppedEnvironment,
+)
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.types import Example, Split, StopReason
-from telescope_core.environments import Episode
+from telescope_core.environments import Environment, Episode
+from telescope_core.environments.building import class_location
+from telescope_core.environments.settings import read_settings
 from telescope_core.examples import GeneratedSource
+from telescope_core.models.matches import MAX_SEATS, MatchConfig, MatchEnvironment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +110,40 @@ def seeds(split: Split) -> GeneratedSource:
         return Example(id=f"seed-{seed}", prompt=f"seed {seed}", info={"reset": {"seed": seed}})
 
     return GeneratedSource(seeded, seed=0)
+
+
+class PlayersConfig(GameConfig, MatchConfig):
+    """Settings of a game that may be for several players."""
+
+    players: Annotated[int, Field(ge=1, le=MAX_SEATS)] = 1
+    """Players of the game, or those that its server was started for. With 2 and more it is a match,
+    of which `player-0` is the first seat."""
+
+
+class OnePlayer(SteppedEnvironment):
+    """A game for one player; with more of them in its settings, its `several` is built."""
+
+    several: ClassVar[type["SeveralPlayers"]]
+
+    def __init__(self, config: PlayersConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.opponents:
+            raise ConfigError(
+                f"{self.config.id} has env.opponents but one player; set env.players to 2 or more"
+            )
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
+        """Build the environment for the number of players in the settings."""
+        config = read_settings(cls.Config, settings, owner=class_location(cls))
+        if isinstance(config, PlayersConfig) and config.players > 1:
+            return cls.several.from_settings(settings)
+        return super().from_settings(settings)
+
+
+class SeveralPlayers(AdaptedEnvironment, MatchEnvironment):
+    """A game for several players, each of which is a seat."""
+
+    def __init__(self, config: PlayersConfig) -> None:
+        vars(self).update(seats=tuple(f"player-{number}" for number in range(config.players)))
+        super().__init__(config)

@@ -9,22 +9,20 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import aiohttp
 from pydantic import Field
 
-from telescope_adapters.games import seeds
+from telescope_adapters.games import OnePlayer, PlayersConfig, SeveralPlayers, seeds
 from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
-from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
-from telescope_core.base.errors import ConfigError, EndpointError, EnvironmentLoadError, RewardError
+from telescope_adapters.settings import Earned, function_tool
+from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import Example, JsonValue, Message, Split, StopReason, ToolCall
-from telescope_core.environments import Environment, Episode
-from telescope_core.environments.building import class_location
-from telescope_core.environments.settings import read_settings
+from telescope_core.environments import Episode
 from telescope_core.environments.sources import Examples
 from telescope_core.examples import ListSource
-from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
+from telescope_core.models.matches import Match
 
 _ANSWER_S = 120.0
 """Seconds in which a server must answer a step."""
@@ -37,11 +35,9 @@ _NO_TYPE = "MESSAGE"
 _NEVER_AGAIN = ("VALIDATION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON")
 
 
-class OpenEnvConfig(AdaptedConfig, MatchConfig):
+class OpenEnvConfig(PlayersConfig):
     """Settings of an environment of an OpenEnv server."""
 
-    max_turns: int = 30
-    """Most steps of a rollout."""
     max_sessions: int = 1
     """Most episodes at once; a server supports one unless it reports more."""
     tools: Literal["auto", "yes", "no"] = "auto"
@@ -54,9 +50,6 @@ class OpenEnvConfig(AdaptedConfig, MatchConfig):
     observation_field: str = ""
     """The field of an observation that is shown; empty = all texts in it, or everything as JSON
     where it has none."""
-    players: Annotated[int, Field(ge=1, le=MAX_SEATS)] = 1
-    """Players that the server was started for. With 2 and more it is a match, of which `player-0`
-    is the first seat."""
     environment: str = ""
     """Name of the environment whose tasks are played; empty = an example is a seed."""
 
@@ -177,29 +170,68 @@ class OpenEnvSessions(ServedEnvironment):
             if not wanted:
                 raise EnvironmentLoadError(f"{base} has no split for {split}: {', '.join(names)}")
             answer = (await ask(session, "POST", f"{base}/tasks", body={"split": wanted})).json()
+        tasks: list[Any] = answer["tasks"]
+        # The arguments of `reset` are the own fields of a task, or its index.
+        resets = [
+            task if isinstance(task, dict) else {"index": at} for at, task in enumerate(tasks)
+        ]
         return [
-            Example(id=f"{wanted}-{index}", prompt="task", info={"reset": _reset_of(task, index)})
-            for index, task in enumerate(answer["tasks"])
+            Example(id=f"{wanted}-{index}", prompt="task", info={"reset": cast(Any, reset)})
+            for index, reset in enumerate(resets)
         ]
 
 
-class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
+class OpenEnvMatch(OpenEnvSessions, SeveralPlayers):
+    """A game for several players, whose observations say whose move it is.
+
+    So do those of OpenEnv's server of TextArena. The protocol itself knows one reward for a step;
+    what each player got stands in the state of such a server.
+    """
+
+    async def play_match(self, match: Match) -> dict[str, float]:
+        """Let the players answer what they see; a game that a limit ended is a draw."""
+        server: _Server = await self.looked()
+        reset = cast(Mapping[str, Any], match.example.info["reset"])
+        told = {name: _Told() for name in self.seats}
+        async with server.room, self._begun(reset) as (socket, got):
+            for _ in range(self.config.max_turns):
+                player = self._mover(got)
+                text = self._shown(got, told[player])
+                said = await match[player].ask(text)
+                got = await socket.ask("step", {**self.config.action, server.action_field: said})
+                if _is_done(got):
+                    return self._earned(await socket.ask("state"))
+            return dict.fromkeys(self.seats, 0.0)
+
+    def _mover(self, got: Mapping[str, Any]) -> str:
+        """Return the seat whose move it is."""
+        seen: Mapping[str, Any] = got.get("observation", {})
+        player, players = seen.get("current_player_id"), seen.get("legal_players")
+        if not isinstance(player, int) or players != list(range(len(self.seats))):
+            raise EnvironmentLoadError(
+                f"env.players is {len(self.seats)}, but an observation of {self.url} does not say "
+                f"whose move of so many players it is: current_player_id is {player!r}, and "
+                f"legal_players is {players!r}; set env.players to what the server was started "
+                "with, or leave it out for a game for one player"
+            )
+        return f"player-{player}"
+
+    def _earned(self, state: Mapping[str, Any]) -> dict[str, float]:
+        """Return the reward of each seat in the state of a game that is over."""
+        rewards: Mapping[str, Any] = state.get("raw_state", {}).get("rewards") or {}
+        earned = {f"player-{player}": reward for player, reward in rewards.items()}
+        if set(earned) != set(self.seats):
+            raise RewardError(
+                f"the game of {self.url} is over, and its state has no reward for each player "
+                f"(raw_state.rewards is {rewards!r:.200}); the reward of a step is that of one"
+            )
+        return {seat: float(reward) for seat, reward in earned.items()}
+
+
+class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
     """An environment for one player; a game for several is an `OpenEnvMatch`."""
 
-    def __init__(self, config: OpenEnvConfig | None = None) -> None:
-        super().__init__(config)
-        if self.config.opponents:
-            raise ConfigError(
-                f"{self.url} has env.opponents but one player; set env.players to 2 or more"
-            )
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
-        """Build the environment of a server for as many players as the settings say."""
-        config = read_settings(OpenEnvConfig, settings, owner=class_location(cls))
-        if config.players > 1:
-            return OpenEnvMatch.from_settings(settings)
-        return super().from_settings(settings)
+    several = OpenEnvMatch
 
     async def play(self, episode: Episode[Earned]) -> StopReason:
         """Play one episode over one WebSocket."""
@@ -254,57 +286,6 @@ class OpenEnvEnvironment(SteppedEnvironment, OpenEnvSessions):
             result = _result_text(got.get("observation", {}))
             episode.add(Message(role="tool", content=result, tool_call_id=call.id))
         return got
-
-
-class OpenEnvMatch(OpenEnvSessions, MatchEnvironment):
-    """A game for several players, whose observations say whose move it is.
-
-    So do those of OpenEnv's server of TextArena. The protocol itself knows one reward for a step;
-    what each player got stands in the state of such a server.
-    """
-
-    def __init__(self, config: OpenEnvConfig) -> None:
-        vars(self).update(seats=tuple(f"player-{number}" for number in range(config.players)))
-        super().__init__(config)
-
-    async def play_match(self, match: Match) -> dict[str, float]:
-        """Let the players answer what they see; a game that a limit ended is a draw."""
-        server: _Server = await self.looked()
-        reset = cast(Mapping[str, Any], match.example.info["reset"])
-        told = {name: _Told() for name in self.seats}
-        async with server.room, self._begun(reset) as (socket, got):
-            for _ in range(self.config.max_turns):
-                player = self._mover(got)
-                text = self._shown(got, told[player])
-                said = await match[player].ask(text)
-                got = await socket.ask("step", {**self.config.action, server.action_field: said})
-                if _is_done(got):
-                    return self._earned(await socket.ask("state"))
-            return dict.fromkeys(self.seats, 0.0)
-
-    def _mover(self, got: Mapping[str, Any]) -> str:
-        """Return the seat whose move it is."""
-        seen: Mapping[str, Any] = got.get("observation", {})
-        player, players = seen.get("current_player_id"), seen.get("legal_players")
-        if not isinstance(player, int) or players != list(range(len(self.seats))):
-            raise EnvironmentLoadError(
-                f"env.players is {len(self.seats)}, but an observation of {self.url} does not say "
-                f"whose move of so many players it is: current_player_id is {player!r}, and "
-                f"legal_players is {players!r}; set env.players to what the server was started "
-                "with, or leave it out for a game for one player"
-            )
-        return f"player-{player}"
-
-    def _earned(self, state: Mapping[str, Any]) -> dict[str, float]:
-        """Return the reward of each seat in the state of a game that is over."""
-        rewards: Mapping[str, Any] = state.get("raw_state", {}).get("rewards") or {}
-        earned = {f"player-{player}": reward for player, reward in rewards.items()}
-        if set(earned) != set(self.seats):
-            raise RewardError(
-                f"the game of {self.url} is over, and its state has no reward for each player "
-                f"(raw_state.rewards is {rewards!r:.200}); the reward of a step is that of one"
-            )
-        return {seat: float(reward) for seat, reward in earned.items()}
 
 
 @dataclass(slots=True)
@@ -395,8 +376,3 @@ def _result_text(seen: Mapping[str, Any]) -> str:
 
 def _is_done(got: Mapping[str, Any]) -> bool:
     return bool(got.get("done"))
-
-
-def _reset_of(task: object, index: int) -> dict[str, Any]:
-    """Return the arguments of `reset` for a task: its own fields, or its index."""
-    return dict(cast(dict[str, Any], task)) if isinstance(task, dict) else {"index": index}

@@ -6,71 +6,44 @@ whole history in each.
 
 import random
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from telescope_adapters.frameworks import TEXTARENA, imported
-from telescope_adapters.games import GameConfig, GameEnvironment, GameStep, seeds
-from telescope_adapters.settings import AdaptedEnvironment, as_metrics
-from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError, unknown_name
+from telescope_adapters.games import (
+    GameEnvironment,
+    GameStep,
+    OnePlayer,
+    PlayersConfig,
+    SeveralPlayers,
+    seeds,
+)
+from telescope_adapters.settings import as_metrics
+from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
 from telescope_core.base.types import Split
-from telescope_core.environments import Environment
-from telescope_core.environments.building import class_location
-from telescope_core.environments.settings import read_settings
 from telescope_core.examples import GeneratedSource
-from telescope_core.models.matches import MAX_SEATS, Match, MatchConfig, MatchEnvironment
+from telescope_core.models.matches import Match
 
 _DRAWING = threading.Lock()
 """Held while a game may draw: all games of a process use the same random numbers."""
 
 
-class ArenaConfig(GameConfig, MatchConfig):
+class ArenaConfig(PlayersConfig):
     """Settings of a TextArena game."""
 
     reward_min: float = -1.0
     """Smallest reward of a rollout; a smaller one is an error."""
-    players: Annotated[int, Field(ge=1, le=MAX_SEATS)] = 1
-    """Players of the game. With 2 and more it is a match, of which `player-0` is the first seat."""
 
 
-class ArenaEnvironment(GameEnvironment):
-    """A TextArena game for one player; a game for several is an `ArenaMatch`."""
-
-    Config = ArenaConfig
-
-    def __init__(self, config: ArenaConfig | None = None) -> None:
-        super().__init__(config)
-        if self.config.opponents:
-            raise ConfigError(
-                f"{self.config.id} has env.opponents but one player; set env.players to 2 or more"
-            )
-        self.arena = Arena(self.config)
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Environment:
-        """Build the environment of a game for the number of players in the settings."""
-        config = read_settings(ArenaConfig, settings, owner=class_location(cls))
-        if config.players > 1:
-            return ArenaMatch.from_settings(settings)
-        return super().from_settings(settings)
-
-    def new_game(self) -> "_ArenaGame":
-        """Return a game that has not begun."""
-        return self.arena.new_game()
-
-
-class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
-    """A TextArena game for several players, each of which is a seat."""
+class ArenaMatch(SeveralPlayers):
+    """A TextArena game for several players."""
 
     Config = ArenaConfig
 
     def __init__(self, config: ArenaConfig) -> None:
-        vars(self).update(seats=tuple(f"player-{number}" for number in range(config.players)))
         super().__init__(config)
         self.arena = Arena(config)
 
@@ -97,6 +70,21 @@ class ArenaMatch(AdaptedEnvironment, MatchEnvironment):
             return dict.fromkeys(self.seats, 0.0)
         finally:
             await threads(game.close)
+
+
+class ArenaEnvironment(OnePlayer, GameEnvironment):
+    """A TextArena game for one player; a game for several is an `ArenaMatch`."""
+
+    Config = ArenaConfig
+    several = ArenaMatch
+
+    def __init__(self, config: ArenaConfig | None = None) -> None:
+        super().__init__(config)
+        self.arena = Arena(self.config)
+
+    def new_game(self) -> "_ArenaGame":
+        """Return a game that has not begun."""
+        return self.arena.new_game()
 
 
 class Arena:

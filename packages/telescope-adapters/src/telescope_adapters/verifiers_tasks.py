@@ -8,22 +8,88 @@ import asyncio
 import itertools
 import sys
 from copy import copy
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from aiohttp import web
 from pydantic import Field
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.policy_shim import MODEL, Playing, PolicyShim
 from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
 from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
-from telescope_core.base.errors import ConfigError, EnvironmentLoadError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.base.types import Example, Split, StopReason
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
+from telescope_core.gateway.chat_server import ChatServer, answer_chat, read_chat
+from telescope_core.gateway.refusal import Refusal
+from telescope_core.gateway.request import read_request
 
 _CHAT = "chat"
+_MODEL = "policy"
+"""Name of the model in requests and answers."""
 _CHAT_MODULE = "telescope_chat_harness"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Playing:
+    """A rollout whose framework sends requests here."""
+
+    episode: Episode[Any]
+    failed: list[Exception] = field(default_factory=list[Exception])
+    """Errors of the policy, which the framework sees as refusals."""
+    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class PolicyShim:
+    """A chat endpoint on this machine whose requests name the rollout in a header.
+
+    Their client is created once for an address, so rollouts cannot have separate ones. Requests are
+    answered by `Episode.generate`.
+    """
+
+    def __init__(self, header: str) -> None:
+        """`header`: name of the header with the name of the rollout."""
+        self._header = header
+        self.playing: dict[str, Playing] = {}
+        """The rollouts whose requests are answered, by name."""
+        self._server = ChatServer([("POST", "/v1/chat/completions", self._answer)])
+
+    @property
+    def base_url(self) -> str:
+        """Its address, once it has started."""
+        return f"{self._server.address}/v1"
+
+    async def start(self) -> None:
+        """Listen on a free port of the loopback."""
+        await self._server.start()
+
+    async def close(self) -> None:
+        """Stop listening. Idempotent."""
+        await self._server.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        playing = self.playing.get(request.headers.get(self._header, ""))
+        if playing is None:
+            raise Refusal("no rollout of this name is being played", status=404)
+        episode = playing.episode
+        try:
+            asked = await read_chat(
+                request, lambda body: read_request(body, episode.sampling, model=_MODEL)
+            )
+            # The messages of the episode are those of the request that is answered.
+            async with playing.turns:
+                episode.messages[:] = asked.messages
+                said = await episode.generate(tools=asked.tools)
+        except Refusal as refusal:
+            playing.failed.append(refusal)
+            raise
+        except TelescopeError as error:
+            # Raised again where the rollout is played; a framework tries again after a 5xx.
+            playing.failed.append(error)
+            raise Refusal(f"{type(error).__name__}: {error}") from None
+        return answer_chat(said, asked, model=_MODEL)
 
 
 class TasksConfig(AdaptedConfig):
@@ -52,8 +118,13 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             except SystemExit as error:
                 # Their cloud's way to say that it has no key.
                 raise EnvironmentLoadError(f"{self.config.id}: verifiers ended: {error}") from error
-        self.tasks: list[Any] = self._read_tasks()
-        self._has_tools = self._offers()
+        taskset, limit = self.env.taskset, self.config.max_tasks
+        if limit is None and not taskset.bounded:
+            raise ConfigError(
+                f"{self.config.id} has endless tasks; set env.max_tasks to how many are used"
+            )
+        self.tasks: list[Any] = list(itertools.islice(iter(taskset), limit))
+        self._has_tools = any(one.toolsets(one.config) for one in (*self.tasks[:1], taskset))
         if self._has_tools and self.config.harness == _CHAT:
             raise EnvironmentLoadError(
                 f"{self.config.id} has tools, which the harness 'chat' does not bring; set "
@@ -97,7 +168,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
 
         def admit(trace: Any) -> None:
             names.append(trace.id)
-            self._shim.admit(trace.id, playing)
+            self._shim.playing[trace.id] = playing
 
         # The next rollout must not see changes that this one makes to its task.
         task = copy(self.tasks[int(str(episode.example.info["index"]))])
@@ -105,12 +176,12 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         client = self._theirs.EvalClientConfig(
             base_url=self._shim.base_url, api_key_var="TELESCOPE_NO_KEY"
         )
-        context = self._theirs.ModelContext(model=MODEL, client=client)
+        context = self._theirs.ModelContext(model=_MODEL, client=client)
         try:
             ended = await self.env.run_episode(task, context, on_trace=admit)
         finally:
             for name in names:
-                self._shim.dismiss(name)
+                self._shim.playing.pop(name, None)
         if playing.failed:
             raise playing.failed[0]
         return self._taken(episode, ended)
@@ -177,20 +248,6 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
                 f"taskset; link it with --with {VERIFIERS.requirement}"
             )
         return str(error)
-
-    def _read_tasks(self) -> list[Any]:
-        limit = self.config.max_tasks
-        if limit is None and not self.env.taskset.bounded:
-            raise ConfigError(
-                f"{self.config.id} has endless tasks; set env.max_tasks to how many are used"
-            )
-        return list(itertools.islice(iter(self.env.taskset), limit))
-
-    def _offers(self) -> bool:
-        taskset = self.env.taskset
-        first: list[Any] = self.tasks[:1]
-        has_own = any(bool(one.toolsets(one.config)) for one in first)
-        return has_own or bool(taskset.toolsets(taskset.config))
 
     async def _served(self) -> None:
         """Start their server and ours, once; raises the error if that fails."""

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, cast
 
 from telescope_adapters.frameworks import OPENENV_SERVER, imported
@@ -84,7 +83,12 @@ class _Session:
         if self._stepped is None:
             raise TelescopeError("step before reset; reset begins a rollout")
         self._state.step_count += 1
-        answer = _completion(action.content, action.tool_calls)
+        calls = tuple(
+            ToolCall(id=str(call["id"]), name=str(call["name"]), arguments=_text(call["arguments"]))
+            for call in action.tool_calls
+        )
+        message = Message(role="assistant", content=action.content, tool_calls=calls)
+        answer = Completion(message=message, finish_reason="tool_calls" if calls else "stop")
         return _observed(self.shown, await self._stepped.answered(answer))
 
     def reset(self, *_: Any, **__: Any) -> Any:
@@ -170,15 +174,6 @@ def _observed(shown: Any, what: ModelCall | Rollout) -> Any:
         "error": what.error,
     }
     return shown(done=True, reward=what.reward, metadata=about)
-
-
-def _completion(content: str, calls: list[Mapping[str, Any]]) -> Completion:
-    made = tuple(
-        ToolCall(id=str(call["id"]), name=str(call["name"]), arguments=_text(call["arguments"]))
-        for call in calls
-    )
-    message = Message(role="assistant", content=content, tool_calls=made)
-    return Completion(message=message, finish_reason="tool_calls" if made else "stop")
 
 
 def _text(arguments: object) -> str:

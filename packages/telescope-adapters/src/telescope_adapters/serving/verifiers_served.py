@@ -101,11 +101,10 @@ def _rows(environment: Environment, split: Split, wanted: int | None) -> list[di
     if count is None:
         raise ConfigError(f"the split {split} is endless, so num_examples must say how many to use")
     known = count if source.num_examples is None else min(count, source.num_examples)
-    return [_row(environment, split, index) for index in range(known)]
-
-
-def _row(environment: Environment, split: Split, index: int) -> dict[str, Any]:
-    example = environment.fetcher.source(split).example(index)
-    messages = [message_to_json(one) for one in environment.initial_messages(example)]
-    info = {"split": split.value, "index": index, "id": example.id}
-    return {"prompt": messages, "answer": example.answer, "info": info}
+    rows: list[dict[str, Any]] = []
+    for index in range(known):
+        example = source.example(index)
+        messages = [message_to_json(one) for one in environment.initial_messages(example)]
+        info = {"split": split.value, "index": index, "id": example.id}
+        rows.append({"prompt": messages, "answer": example.answer, "info": info})
+    return rows
