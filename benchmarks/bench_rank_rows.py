@@ -24,7 +24,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.cluster.placement import Bundle
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.schema import RaySection
-from telescope_train.trainer.rows import put_minibatches
+from telescope_train.trainer.ray_ranks import put_minibatches
 
 Shards = Sequence[Sequence[Sequence[PackedBatch]]]
 SAMPLE_TOKENS = 1024

@@ -168,8 +168,10 @@ async def test_an_engine_that_fails_fails_what_waits_for_it() -> None:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
-    from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
+    from telescope_train.inference.vllm_plugin.engine_thread import (
+        EngineThreadClient,
+        GrowingCompletion,
+    )
 
     class Broken:
         """An engine whose first step raises."""
@@ -210,8 +212,11 @@ async def test_what_a_failing_pause_has_ended_is_handed_out() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-    from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
-    from telescope_train.inference.vllm_plugin.engine_thread import EngineStep, EngineThreadClient
+    from telescope_train.inference.vllm_plugin.engine_thread import (
+        EngineStep,
+        EngineThreadClient,
+        GrowingCompletion,
+    )
 
     class HalfPaused:
         """An engine whose pause ends what runs, and then raises."""

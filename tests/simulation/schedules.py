@@ -16,7 +16,7 @@ from tests.simulation.plan import FaultPlan, nothing, some_workload
 from tests.simulation.restarts import Ended, RestartedRun
 
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.control import call_servers
+from telescope_train.inference.servers import call_servers
 from telescope_train.simulation.engine import EngineSpeed
 from telescope_train.simulation.run import Scenario, SimulatedRun
 from telescope_train.simulation.servers import ServerTimes

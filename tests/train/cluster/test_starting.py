@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from telescope_train.cluster import placement
+from telescope_train.cluster.nodes import LOOK_EVERY_S, until_started
 from telescope_train.cluster.placement import Bundle, Room, RoomRequest
-from telescope_train.cluster.starting import LOOK_EVERY_S, until_started
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 
 SILENCE_S = 100.0

@@ -13,7 +13,7 @@ from telescope_core.matches import MatchEnvironment
 from telescope_core.types import Group, Sampling
 from telescope_train.algorithms import load_algorithm
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.seeds import derived_seed
+from telescope_train.inference.generation import derived_seed
 from telescope_train.step.credit import CreditRules, assign_credit
 
 SAMPLING = Sampling(max_tokens=40, seed=7)

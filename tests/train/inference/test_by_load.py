@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.records.servers import ServerState
-from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, call_servers
-from telescope_train.inference.servers import ByLoad, Server
+from telescope_train.inference.servers import (
+    MOST_AT_ONCE,
+    ByLoad,
+    ControlCall,
+    Server,
+    call_servers,
+)
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.servers import ServerTimes, SimulatedClient, call_in_step
 from telescope_train.simulation.virtual_time import run_in_virtual_time

@@ -11,7 +11,7 @@ import pytest
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.vllm_plugin.once import MOST_REMEMBERED, Once
+from telescope_train.inference.vllm_plugin.http_server import MOST_REMEMBERED, Once
 from telescope_train.inference.wire import ENGINE_PATH, PAUSE_PATH
 from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
 from telescope_train.weights.publish import WeightPublisher

@@ -21,7 +21,7 @@ from telescope_train.inference.server_actor import ServerActor, ServerPorts
 DEADLINE_S = 120.0
 SERVES = """
 import asyncio, os, socket, uvicorn
-from telescope_train.inference.vllm_plugin.guard import Guard
+from telescope_train.inference.vllm_plugin.http_server import Guard
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"{}"})

@@ -4,7 +4,7 @@ import pytest
 
 from telescope_train.chat.formats import choose_format
 from telescope_train.chat.template import read_chat_template
-from telescope_train.inference.vllm_tool_parsers import _NAME_THERE, tool_call_arguments
+from telescope_train.inference.server import _NAME_THERE, tool_call_arguments
 
 
 def test_a_template_with_tools_that_is_known_is_read():

@@ -14,8 +14,8 @@ from telescope_train.plan.checks.cluster import weights_device_problems
 from telescope_train.plan.gpus import CONTEXT_BYTES, colocated, gpu_problems, num_gpus_needed
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import rank_memory, resident_bytes, server_memory
+from telescope_train.resources import transport_of
 from telescope_train.step.stream_rules import needs_whole_batch
-from telescope_train.weights.choice import transport_of
 
 H100 = 80 * 10**9
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.train.simulation.test_simulated_runs import scenario
 
-from telescope_train.inference.control import call_servers
+from telescope_train.inference.servers import call_servers
 from telescope_train.simulation.estimate import Course, Estimate, Expected, Hardware
 from telescope_train.simulation.picture import lines_of, write_page
 from telescope_train.simulation.run import Simulated, simulate

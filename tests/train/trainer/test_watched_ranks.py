@@ -30,10 +30,10 @@ from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.logs import Logs
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.cluster.network import Network
+from telescope_train.cluster.nodes import stages
 from telescope_train.cluster.placement import Bundle
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.cluster.ray_cluster import UNREACHABLE_S, ray_cluster
-from telescope_train.cluster.starting import stages
 from telescope_train.config.schema import RaySection
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.trainer import worker

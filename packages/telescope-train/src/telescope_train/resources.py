@@ -24,6 +24,8 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.cluster_session import ClusterSession
+from telescope_train.config.schema import TrainConfig
+from telescope_train.config.weights_section import AUTO_TRANSPORT
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
@@ -40,6 +42,7 @@ from telescope_train.inference.sleep import (
     bring_in_when_awake,
 )
 from telescope_train.inference.supervisor import Supervisor
+from telescope_train.models.device import Device
 from telescope_train.models.served_adapter import served_adapter
 from telescope_train.observability.meters import Meters, show_nobody
 from telescope_train.observability.prometheus import ServerStanding
@@ -50,13 +53,8 @@ from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.trainer.ray_ranks import RayRanks
-from telescope_train.weights.choice import transport_of
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
-
-RANK_DEATH_SHOWS_WITHIN_S = 5.0
-"""Seconds after a failure within which the death of a rank is still taken for its cause: Ray tells
-it at once, and every rank is asked every second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,3 +415,13 @@ def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:
 def threads_of(prepared: Prepared) -> int:
     """Return the number of threads of each trainer rank on CPU."""
     return max(1, int(prepared.config.ray.ray_trainer_cpus_per_worker))
+
+
+def transport_of(config: TrainConfig, device: Device) -> str:
+    """Return the name of the transport between ranks and servers on `device`."""
+    name = config.weights.weight_transport
+    if name != AUTO_TRANSPORT:
+        return name
+    if device != "cuda":
+        return "gloo"
+    return "ipc" if config.inference.colocate else "nccl"

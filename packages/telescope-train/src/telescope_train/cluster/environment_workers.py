@@ -26,8 +26,8 @@ from telescope_core.open import local_place
 from telescope_core.processes.launch import Lifeline
 from telescope_train.cluster.environment_places import WorkerOrder
 from telescope_train.cluster.network import Network
+from telescope_train.cluster.nodes import Stages, stages, until_started
 from telescope_train.cluster.ray_cluster import result_of
-from telescope_train.cluster.starting import Stages, stages, until_started
 
 _LOGGER = logging.getLogger(__name__)
 _CHUNK_BYTES = 2**18

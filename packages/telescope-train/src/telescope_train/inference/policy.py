@@ -7,6 +7,7 @@ through the gateway.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,12 +23,43 @@ from telescope_core.gateway import Gateway, RecordingPolicy
 from telescope_core.gateway.request import OLDER_VERSION, ChatRequest
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.inference.first_prompts import FirstPrompts
-from telescope_train.inference.generation import Generation, Request, until_stop
+from telescope_train.inference.generation import Generation, Request, derived_seed, until_stop
 from telescope_train.inference.pool import RolloutServers, ServerPool
-from telescope_train.inference.seeds import derived_seed
 
+MOST_REMEMBERED = 4096
+"""Most prepared prompts that have not been used yet."""
+Tools = Sequence[dict[str, JsonValue]]
 _LOGGER = logging.getLogger(__name__)
+
+
+class FirstPrompts:
+    """Renders and tokenizes first prompts before their rollouts are played.
+
+    The tools of an environment become known with the first request of one of its rollouts: none
+    declares them before, and some get them from servers that are connected during play. Prompts
+    are prepared with those that their environment offered last.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._tools: dict[str, Tools] = {}
+        self._environments: OrderedDict[tuple[Message, ...], str] = OrderedDict()
+
+    async def prepare(self, environment: str, messages: Sequence[Message]) -> None:
+        """Prepare the most likely first prompt of a rollout of `environment`."""
+        key = tuple(messages)
+        self._environments[key] = environment
+        if len(self._environments) > MOST_REMEMBERED:
+            self._environments.popitem(last=False)
+        tools = self._tools.get(environment, ())
+        await self._renderer.prepare(key, tools=tools)
+        self._renderer.prompt(key, tools=tools)
+
+    def is_asked(self, messages: tuple[Message, ...], tools: Tools) -> None:
+        """Record the tools with which a rollout begins; later prompts are prepared with them."""
+        environment = self._environments.pop(messages, None)
+        if environment is not None:
+            self._tools[environment] = tools
 
 
 class TokenPolicySource:

@@ -33,6 +33,7 @@ from telescope_core.base.errors import ProcessDiedError, TelescopeError
 from telescope_core.base.secret_names import secret_values
 from telescope_core.base.terminal import escaped
 from telescope_core.records.output_logs import INFERENCE, OutputLog
+from telescope_train.chat.formats import choose_format
 from telescope_train.chat.template import template_in
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
 from telescope_train.cluster.scratch import ScratchFolder
@@ -40,7 +41,6 @@ from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.death_cause import DeathCause
 from telescope_train.inference.servers import ServerDiedError
-from telescope_train.inference.vllm_tool_parsers import tool_call_arguments
 from telescope_train.inference.wire import (
     ENGINE_PATH,
     IDENTITY_VARIABLE,
@@ -51,9 +51,8 @@ from telescope_train.inference.wire import (
     root_of,
     secret_headers,
 )
-from telescope_train.models.device import machine_device
+from telescope_train.models.device import machine_device, usable_cores
 from telescope_train.models.served_adapter import ServedAdapter
-from telescope_train.models.threads import usable_cores
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
 
 SERVED_MODEL_NAME = "policy"
@@ -88,6 +87,13 @@ _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor on CPU, which computes in the engine's own process. vLLM's default on CPU is another
 process, which spins while it waits (40 % of its time, taken from the trainer's core). The executor
 is given by its import path, because vLLM replaces the short name `uni` with that default."""
+_SAME_NAME = (
+    *("deepseek_v32", "gemma4", "gigachat3", "glm45", "granite-20b-fc", "hermes", "internlm"),
+    *("kimi_k2", "kimi_k3", "lfm2", "llama3_json", "llama4_json", "minicpm5", "minimax_m2"),
+    *("mistral", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "xlam"),
+)
+"""Parsers that have the same name in vLLM."""
+_NAME_THERE = {**{name: name for name in _SAME_NAME}, "harmony": "openai"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,3 +570,17 @@ def _is_running(pid: int, group: int) -> bool:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.Error):
         return False
+
+
+def tool_call_arguments(template: str) -> tuple[str, ...]:
+    """Return vLLM's arguments that let a model with `template` be offered tools.
+
+    vLLM refuses every request with tools unless it was told how the model writes calls, and evals
+    of a model folder ask for calls; runs read them themselves, from tokens (`chat.formats`).
+    Nothing for a template that shows no tools, or whose calls vLLM has no reader for: then it
+    refuses requests with tools, rather than to leave them out.
+    """
+    name = _NAME_THERE.get(choose_format(template).tool_calls.name)
+    if name is None or "tools" not in template:
+        return ()
+    return ("--enable-auto-tool-choice", "--tool-call-parser", name)

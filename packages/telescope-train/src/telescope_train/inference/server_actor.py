@@ -12,9 +12,9 @@ from ray.exceptions import RayError
 from telescope_core.base.errors import ConfigError, ProcessDiedError
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.network import ANY_ADDRESS, Network
+from telescope_train.cluster.nodes import Stages, stages, until_started
 from telescope_train.cluster.ports import cannot_listen, listening, listening_from
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
-from telescope_train.cluster.starting import Stages, stages, until_started
 from telescope_train.config.fields import was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings

@@ -28,7 +28,7 @@ from telescope_core.base.types import (
 )
 from telescope_core.environments.running import CURRENT, noting
 from telescope_core.gateway import canceled_attempt
-from telescope_train.inference.seeds import derived_seed
+from telescope_train.inference.generation import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.attempts import Attempt, AttemptKey, Attempts
 from telescope_train.rollouts.draw import Drawn

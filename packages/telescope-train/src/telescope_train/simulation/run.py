@@ -17,8 +17,8 @@ from telescope_core.records.token_facts import TurnFacts
 from telescope_train.batches.packing import Packing
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.control import CallServers
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import CallServers
 from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS

@@ -22,7 +22,6 @@ from telescope_core.base.types import (
     Span,
     Turn,
 )
-from telescope_train.inference.control import MOST_AT_ONCE, ControlCall, OnAnswer
 from telescope_train.inference.generation import (
     Generation,
     Request,
@@ -35,6 +34,9 @@ from telescope_train.inference.servers import (
     ALIVE_WITHIN_S,
     ANSWER_WITHIN_S,
     CONTROL_DEADLINE_S,
+    MOST_AT_ONCE,
+    ControlCall,
+    OnAnswer,
     ServerClient,
     ServerLoad,
 )

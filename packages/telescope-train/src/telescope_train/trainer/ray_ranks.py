@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,17 +14,15 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTa
 from telescope_core.base.errors import NoRoomError, ProcessDiedError
 from telescope_core.records.logs import Logs
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
-from telescope_train.batches.batch import Shards
+from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.cluster.network import Network
-from telescope_train.cluster.nodes import all_nodes
+from telescope_train.cluster.nodes import Stages, all_nodes, stages
 from telescope_train.cluster.placement import in_order_of_nodes
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
-from telescope_train.cluster.starting import Stages, stages
 from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.rank_actor import WATCHING, RankActor, RankPlace
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
-from telescope_train.trainer.rows import put_minibatches, put_rows
 from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -294,3 +293,25 @@ class RayRanks(AllRanks):
         for one in self._processes:
             with suppress(RayError):  # a node that died has taken the rank with it
                 ray.kill(one.actor)
+
+
+async def put_rows(shards: Sequence[Sequence[PackedBatch]]) -> list[Any]:
+    """Return a reference to the batches of each shard, [batch], in Ray's object store.
+
+    They are written once, in a thread beside the event loop. A rank on the same machine reads them
+    where they lie; one elsewhere has its node fetch them. So the number of tokens in a step is no
+    work for the event loop, and ranks that share rows share one copy.
+    """
+    return await asyncio.to_thread(lambda: [ray.put(without_origins(one)) for one in shards])
+
+
+async def put_minibatches(shards: Sequence[Sequence[Sequence[PackedBatch]]]) -> list[Any]:
+    """Return a reference to the batches of each shard, [minibatch][batch]."""
+    return await asyncio.to_thread(
+        lambda: [ray.put([without_origins(part) for part in shard]) for shard in shards]
+    )
+
+
+def without_origins(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """Return `batches` without fields only for records, which hold Python objects per sample."""
+    return [replace(batch, origins=()) for batch in batches]

@@ -17,10 +17,16 @@ from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerState
 from telescope_train.backends.protocol import RankDiedError, Ranks, TransferError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
-from telescope_train.inference.control import CallServers, ControlCall, call_servers
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.pool import ServerPool
-from telescope_train.inference.servers import CONTROL_DEADLINE_S, Member, Server
+from telescope_train.inference.servers import (
+    CONTROL_DEADLINE_S,
+    CallServers,
+    ControlCall,
+    Member,
+    Server,
+    call_servers,
+)
 from telescope_train.inference.wire import (
     PAUSE_AND_ABORT,
     PAUSE_AND_CLEAR,

@@ -3,7 +3,7 @@
 vLLM computes an adapter only for requests that name it, and its own kernel on CPU copies the
 matrices of the adapter for each token. Here every request names the adapter that the trainer sends,
 and on CPU two matrix products serve all tokens of a step. The adapter itself is loaded by
-`telescope_train.weights.vllm_adapter`.
+`telescope_train.weights.vllm_extension`.
 """
 
 from functools import wraps

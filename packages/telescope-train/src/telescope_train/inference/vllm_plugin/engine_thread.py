@@ -10,14 +10,18 @@ The event loop queues requests and aborts, and awaits one step of the engine's t
 
 import asyncio
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -30,15 +34,177 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import IterationStats
+from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
 
-from telescope_train.inference.vllm_plugin.completions import GrowingCompletion, GrowingCompletions
-from telescope_train.inference.vllm_plugin.held_outputs import HeldOutputs
-from telescope_train.inference.vllm_plugin.request_stats import StepStats
+from telescope_train.inference.vllm_plugin.request_stats import MeasuredRequest, StepStats
+from telescope_train.inference.wire import VersionSpan
 
 logger = init_logger("vllm.telescope")
 _IDLE_S = 0.001
 """Seconds for which the engine releases the interpreter when no request can run."""
+
+
+@dataclass(slots=True)
+class GrowingCompletion:
+    """The sampled tokens of one request; grows with each step of the engine until it ends."""
+
+    request_id: str
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    """[T] int32."""
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    """[T] float32, nats: log-probs under the distribution that was sampled from."""
+    versions: list[VersionSpan] = field(default_factory=list)
+    """Versions of the weights for the tokens, in order."""
+    finish_reason: str = ""
+    """`stop`, `length`, `abort` or `error`; empty until the request ends."""
+    measured: MeasuredRequest | None = None
+    """The measurements; None = the server makes none."""
+
+    def add(self, output: EngineCoreOutput, version: str | None) -> None:
+        """Append the tokens that a step with weight version `version` sampled."""
+        if output.new_token_ids:
+            if version is not None and (not self.versions or self.versions[-1].version != version):
+                self.versions.append(VersionSpan(version, len(self.token_ids)))
+            self.token_ids.extend(output.new_token_ids)
+            if output.new_logprobs is not None:
+                # vLLM returns the sampled token's log-prob in the first column, even where the
+                # token is not among the most likely ones.
+                self.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
+        if output.finish_reason is not None:
+            self.finish_reason = str(output.finish_reason)
+
+
+class GrowingCompletions:
+    """The growing completions in an engine, by request id, which bypass vLLM's output processor.
+
+    That one detokenizes, matches stop strings and keeps an object per token for its log-prob. A
+    request of the token plane without stop strings needs none of it: its tokens and log-probs are
+    written to columns as soon as they are sampled. The step of the engine decides their version.
+    """
+
+    # Only the engine's thread uses this, so no lock is needed. A completion goes to the event loop
+    # only after it has ended, and nothing writes to it any more.
+    def __init__(self) -> None:
+        self._growing: dict[str, GrowingCompletion] = {}
+        self._ended: list[GrowingCompletion] = []
+
+    def watch(self, completion: GrowingCompletion) -> None:
+        """Collect the tokens of `completion` from now on."""
+        self._growing[completion.request_id] = completion
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drop the completions of aborted requests."""
+        for request_id in request_ids:
+            self._growing.pop(request_id, None)
+
+    def take(
+        self,
+        outputs: list[EngineCoreOutput],
+        version: str | None,
+        stats: StepStats | None = None,
+    ) -> list[EngineCoreOutput]:
+        """Take a step's outputs; returns those that belong to no completion.
+
+        Those of measured completions are counted in `stats`.
+        """
+        others: list[EngineCoreOutput] = []
+        for output in outputs:
+            completion = self._growing.get(output.request_id)
+            if completion is None:
+                # It belongs to vLLM's own routes or has stop strings, so it goes to the output
+                # processor.
+                others.append(output)
+                continue
+            completion.add(output, version)
+            if stats is not None and completion.measured is not None:
+                stats.add(completion.measured, output)
+            if completion.finish_reason:
+                self._ended.append(self._growing.pop(output.request_id))
+        return others
+
+    def ended(self) -> list[GrowingCompletion]:
+        """Return the completions that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+
+class HeldOutputs:
+    """Holds the tokens of a request that needs only its final output until it ends.
+
+    The API server processes every output it gets, and one output with all tokens costs it little
+    more than one with a single token. A change of the weight version releases the tokens that
+    were sampled before it, so that each token keeps its version.
+    """
+
+    # Only the engine's thread calls this class, so no lock is needed.
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[EngineCoreOutput]] = {}
+        self._version: str | None = None
+
+    def watch(self, request: EngineCoreRequest) -> None:
+        """Hold the outputs of `request`, unless its tokens are streamed."""
+        params = request.sampling_params
+        # Stop strings are matched by the output processor, which then aborts the request. If it
+        # got the tokens only at the end, the engine would go on sampling past the stop string.
+        if params is None or params.stop or params.output_kind != RequestOutputKind.FINAL_ONLY:
+            return
+        self._parts[request.request_id] = []
+
+    def forget(self, request_ids: list[str]) -> None:
+        """Drop the held tokens of aborted requests."""
+        for request_id in request_ids:
+            self._parts.pop(request_id, None)
+
+    def release(self, step: EngineCoreOutputs) -> list[EngineCoreOutputs]:
+        """Take a step's outputs; returns those to be passed on now."""
+        earlier: list[EngineCoreOutputs] = []
+        # vLLM notes one weight version for all tokens of an `EngineCoreOutputs`. Tokens of two
+        # versions must therefore not travel in the same one.
+        if step.weight_version != self._version:
+            earlier = self._flush()
+            self._version = step.weight_version
+        passed: list[EngineCoreOutput] = []
+        for output in step.outputs:
+            parts = self._parts.get(output.request_id)
+            if parts is None:
+                passed.append(output)
+                continue
+            parts.append(output)
+            if output.finish_reason is not None:
+                passed.append(merge(parts))
+                del self._parts[output.request_id]
+        step.outputs = passed
+        return [*earlier, step]
+
+    def _flush(self) -> list[EngineCoreOutputs]:
+        held = [merge(parts) for parts in self._parts.values() if parts]
+        for parts in self._parts.values():
+            parts.clear()
+        return [EngineCoreOutputs(outputs=held, weight_version=self._version)] if held else []
+
+
+def merge(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """Return one output with the tokens and log-probs of successive `parts` of one request.
+
+    The last part is changed in place: only it carries the reason why the request ended.
+    """
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    # vLLM attaches these to the first output after the prompt was computed, not to the last.
+    last.prefill_stats = next((one.prefill_stats for one in parts if one.prefill_stats), None)
+    last.new_token_ids = [token for one in parts for token in one.new_token_ids]
+    last.events = [event for one in parts for event in one.events or ()] or None
+    columns = [one.new_logprobs for one in parts if one.new_logprobs is not None]
+    if columns:
+        last.new_logprobs = LogprobsLists(
+            np.concatenate([one.logprob_token_ids for one in columns]),
+            np.concatenate([one.logprobs for one in columns]),
+            np.concatenate([one.sampled_token_ranks for one in columns]),
+        )
+    return last
 
 
 def install() -> None:

@@ -7,10 +7,10 @@ are aborted.
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from functools import lru_cache, partial
-from itertools import count
-from typing import Any
+from itertools import count, islice
+from typing import Any, NamedTuple
 
 import msgspec
 from vllm.inputs import tokens_input
@@ -22,15 +22,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import RequestStateStats
 
-from telescope_train.inference.vllm_plugin.completions import GrowingCompletion
-from telescope_train.inference.vllm_plugin.engine_life import EngineLife
-from telescope_train.inference.vllm_plugin.engine_thread import EngineThreadClient
-from telescope_train.inference.vllm_plugin.once import Once
-from telescope_train.inference.vllm_plugin.parts import (
-    Part,
-    part_of_completion,
-    part_of_output,
+from telescope_train.inference.vllm_plugin.engine_thread import (
+    EngineThreadClient,
+    GrowingCompletion,
 )
+from telescope_train.inference.vllm_plugin.http_server import App, Message, Once, Receive, Send
 from telescope_train.inference.vllm_plugin.request_stats import (
     MeasuredRequest,
     emit_span,
@@ -55,10 +51,6 @@ from telescope_train.inference.wire import (
 from telescope_train.observability.calls import ServerTiming
 
 logger = init_logger("vllm.telescope")
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
 _NO_SLEEP = (
     b'{"error": "this server computes on CPU, where vLLM cannot sleep: it would free no memory and '
     b'answer no request until it is woken. Stop the server instead"}'
@@ -68,14 +60,80 @@ _PROTOCOL_ERROR = 1002
 _connection_numbers = count()
 
 
+class Part(NamedTuple):
+    """The tokens of a completion from some position on, read between two steps of the event loop.
+
+    Nothing is recorded for it: the tokens are where the engine puts them anyway.
+    """
+
+    token_ids: "array[int]"
+    """[T] int32."""
+    logprobs: "array[float]"
+    """[T] float32, nats."""
+    versions: tuple[VersionSpan, ...]
+    """Versions for the whole completion, from its first token on."""
+
+
+def part_of_completion(completion: GrowingCompletion, start: int) -> Part:
+    """Return the tokens from the engine's thread, from token `start` on."""
+    # That thread may be between two of its three appends: the log-probs come last, and the version
+    # before the tokens. What has a log-prob is therefore complete.
+    end = len(completion.logprobs)
+    return Part(
+        completion.token_ids[start:end],
+        completion.logprobs[start:end],
+        tuple(span for span in completion.versions if span.start < end),
+    )
+
+
+def part_of_output(engine: AsyncLLM, request_id: str, start: int) -> Part:
+    """Return the tokens from vLLM's output processor, from token `start` on."""
+    processor = engine.output_processor
+    internal = processor.external_req_ids.get(request_id)
+    state: Any = processor.request_states.get(internal[0]) if internal else None
+    logprobs = None if state is None else state.logprobs_processor.logprobs
+    if state is None or logprobs is None:
+        return Part(array("i"), array("f"), ())
+    starts = logprobs.start_indices
+    end = len(starts)
+    return Part(
+        array("i", islice(state.detokenizer.output_token_ids, start, end)),
+        array("f", (logprobs.logprobs[one] for one in islice(starts, start, end))),
+        tuple(VersionSpan(*span) for span in state.weight_version_starts if span[1] < end),
+    )
+
+
+class EngineLife:
+    """A sign of life of the engine itself; concurrent callers share one question.
+
+    vLLM's `/health` says that no error has come from the engine, but one that hangs sends none.
+    This question is answered between two of its steps, which proves that steps end, however long
+    their prompts are.
+    """
+
+    def __init__(self) -> None:
+        self._asking: asyncio.Task[Any] | None = None
+
+    async def until_heard(self, engine: Any) -> None:
+        """Return when `engine`, an `AsyncLLM`, answers; raises EngineDeadError if it is dead."""
+        if engine.errored:
+            raise EngineDeadError
+        if self._asking is None or self._asking.done():
+            # All engines: with data parallelism a server has several.
+            question = engine.engine_core.call_utility_all_async("is_scheduler_paused")
+            self._asking = asyncio.create_task(question)
+        # Shielded, because others may wait for the same answer.
+        await asyncio.shield(self._asking)
+
+
 class TokenPlane:
     """Serves the paths of the token plane and passes all other requests on to vLLM."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = Once(app)
         self._life = EngineLife()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
         if scope["type"] == "websocket" and scope["path"] == TOKEN_PLANE_PATH:
             # Looked up for each connection, because vLLM sets it only after it has built the app.
