@@ -11,8 +11,7 @@ from tests.train.checkpoints.test_resume import checkpoint_at
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
-from telescope_train.checkpoints.inputs import inputs_of
-from telescope_train.checkpoints.resume import open_run_folder, resume_point
+from telescope_train.checkpoints.resume import inputs_of, open_run_folder, resume_point
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resume_run import config_of, records_of
@@ -108,7 +107,7 @@ def test_another_function_that_accepts_groups_is_told(begun):
 def test_of_a_model_that_is_no_folder_the_commit_is_known_once_it_is_here(tmp_path, monkeypatch):
     assert inputs_of("nobody/nothing", chat_template="{{ messages }}") == {}
     monkeypatch.setattr(
-        "telescope_train.checkpoints.inputs.try_to_load_from_cache",
+        "telescope_train.checkpoints.resume.try_to_load_from_cache",
         lambda name, file: str(tmp_path / "snapshots" / "abc" / file),
     )
     found = inputs_of("somebody/model", chat_template=None)

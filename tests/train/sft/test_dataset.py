@@ -15,8 +15,7 @@ from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.models.tiny import character_tokenizer
 from telescope_train.sft.config import load_sft_config
-from telescope_train.sft.dataset import read_conversations
-from telescope_train.sft.examples import dataset_samples
+from telescope_train.sft.examples import dataset_samples, read_conversations
 from telescope_train.sft.run import run_sft
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

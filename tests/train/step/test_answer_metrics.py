@@ -8,7 +8,7 @@ import pytest
 from telescope_core.base.chains import sampled_tokens
 from telescope_core.types import Completion, Group, Message, Rollout, Turn
 from telescope_train.rollouts.held_out import question_of
-from telescope_train.step.answer_metrics import answer_metrics, ends_in_loop
+from telescope_train.step.metrics import answer_metrics, ends_in_loop
 
 PROMPT = (1, 2)
 

@@ -14,7 +14,7 @@ from telescope_train.observability.terminal import print_summary
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.step.losses import NUM_FEW_STEPS, Losses, losses_of
-from telescope_train.step.rollout_metrics import rollout_metrics
+from telescope_train.step.metrics import rollout_metrics
 
 KEPT = Rollout(environment="toy", example_id="x", group_id="0.0-1", index=0, reward=1.0)
 TOO_LONG = replace(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from telescope_core.types import Span
 from telescope_train.batches.batch import TrainingSample
-from telescope_train.step.rollout_metrics import sample_metrics
+from telescope_train.step.metrics import sample_metrics
 
 
 def sample(

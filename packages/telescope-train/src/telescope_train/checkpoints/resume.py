@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from telescope_core.base.code_files import file_changes
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+from telescope_core.base.code_files import file_changes, source_files
 from telescope_core.base.environment_record import EnvironmentRecord, all_changes
 from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.file_proofs import quick_digest
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
@@ -33,12 +37,12 @@ from telescope_train.checkpoints.folders import (
     complete_checkpoints,
     find_checkpoints,
 )
-from telescope_train.checkpoints.inputs import FIXED
 from telescope_train.config.earlier import in_names_of_today
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.origin import origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.accept import BUILT_IN
 
 LATEST = "latest"
 _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
@@ -48,6 +52,12 @@ _FIXED = re.compile(
     r"|megatron\.megatron_use_distributed_optimizer)"
 )
 """Settings that define the meaning of weights, optimizer state and place in the data."""
+Records: TypeAlias = Mapping[str, EnvironmentRecord]
+"""Name of each environment in the settings -> record of its present code."""
+_MODEL = "model.model"
+FIXED = (_MODEL, "model.chat_template", "dataset", "environments")
+"""Inputs that must not change, because the saved state depends on them."""
+_MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +81,6 @@ class ResumePoint:
         if not self.changed:
             return [begins]
         return [begins, "changed since:", *(f"  {line}" for line in self.changed)]
-
-
-Records: TypeAlias = Mapping[str, EnvironmentRecord]
-"""Name of each environment in the settings -> record of its present code."""
 
 
 def resume_point(
@@ -433,3 +439,44 @@ def _run_of(checkpoint: RunCheckpoint) -> RunFolder | None:
         if run.info().name == name:
             return run
     return None
+
+
+def inputs_of(
+    model: str,
+    *,
+    chat_template: str | None,
+    accept_fn: str | None = None,
+    dataset: str | None = None,
+) -> dict[str, str]:
+    """Return the digest of each file that a run reads besides its environments.
+
+    Settings name the place of a model, a template or a function, but not its content. Keys are
+    `setting: file`; for a Hub id the value is its commit.
+
+    `accept_fn`: `module:function` in the settings. `dataset`: a file of examples. Missing files are
+    left out; their readers report them.
+    """
+    found = dict(_of_model(model))
+    given = {"model.chat_template": chat_template, "dataset": dataset}
+    for setting, name in given.items():
+        # A template may also be its text, which is longer than a path may be.
+        if name is not None and len(name) < 1024 and (path := Path(name).expanduser()).is_file():
+            found[f"{setting}: {name}"] = quick_digest(path)
+    if accept_fn is not None and accept_fn not in BUILT_IN:
+        sources = source_files(accept_fn.partition(":")[0])
+        found |= {f"rollout.should_accept_fn: {name}": value for name, value in sources.items()}
+    return found
+
+
+def _of_model(name: str) -> Iterator[tuple[str, str]]:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        for path in sorted({path for kind in _MODEL_FILES for path in folder.glob(kind)}):
+            yield f"{_MODEL}: {path.name}", quick_digest(path)
+        return
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return
+    if isinstance(cached, str):
+        yield f"{_MODEL}: commit", Path(cached).parent.name

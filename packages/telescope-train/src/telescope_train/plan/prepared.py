@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.chat.template import template_problems
-from telescope_train.checkpoints.inputs import inputs_of
-from telescope_train.checkpoints.resume import ResumePoint, location_problems, resume_point
+from telescope_train.checkpoints.resume import (
+    ResumePoint,
+    inputs_of,
+    location_problems,
+    resume_point,
+)
 from telescope_train.cluster.ports import port_problems
 from telescope_train.config.fields import sorted_out, unused
 from telescope_train.config.schema import TrainConfig

@@ -17,8 +17,8 @@ the step before it is published.
 import asyncio
 import itertools
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from telescope_core.base.protocols import PolicySource
@@ -26,7 +26,6 @@ from telescope_core.base.types import Group, Rollout, WeightVersion
 from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.failures import Boundary, require_draws_left, require_scored
 from telescope_train.rollouts.held_out import TrainingExamples
-from telescope_train.rollouts.length_bias import LengthBias
 from telescope_train.rollouts.order import (
     BatchOrder,
     DrawnOrder,
@@ -39,6 +38,41 @@ from telescope_train.rollouts.playing import Player, PlaySettings, TrainingEnvir
 from telescope_train.rollouts.sampled import OpenGroup, ReadyGroup, SampledBatch, SamplerState
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class LengthBias:
+    """Compares trained rollouts with those of complete batches of draws.
+
+    Unfinished rollouts are longer than finished ones, so only complete batches show how long draws
+    are.
+    """
+
+    def __init__(self) -> None:
+        self._open: defaultdict[int, list[int]] = defaultdict(list)
+        self._drawn: list[int] = []
+        self._trained: list[int] = []
+
+    def note(self, pending_groups: Iterable[PendingGroup], *, complete: Set[int]) -> float | None:
+        """Record that `pending_groups` are trained on, and that the batches `complete` have ended.
+
+        Returns the mean tokens of trained rollouts so far, divided by those of drawn ones; None if
+        nothing is known yet.
+        """
+        for pending in pending_groups:
+            lengths = [one.num_completion_tokens for one in pending.group.rollouts]
+            self._trained = _added(self._trained, lengths)
+            self._open[pending.batch] += lengths
+        for batch in complete:
+            self._drawn = _added(self._drawn, self._open.pop(batch, []))
+        if not self._drawn or not self._drawn[0]:
+            return None
+        return self._trained[0] / self._trained[1] / (self._drawn[0] / self._drawn[1])
+
+
+def _added(total: list[int], values: list[int]) -> list[int]:
+    """Return sum and number of all values so far."""
+    before = total or [0, 0]
+    return [before[0] + sum(values), before[1] + len(values)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,7 @@ from telescope_train.checkpoints.folders import (
     complete_checkpoints,
     find_checkpoints,
 )
-from telescope_train.checkpoints.inputs import inputs_of
-from telescope_train.checkpoints.resume import LATEST, input_changes
+from telescope_train.checkpoints.resume import LATEST, input_changes, inputs_of
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.earlier import in_names_of_today
 from telescope_train.sft.config import SftConfig, checkpoint_section

@@ -5,7 +5,7 @@ The same samples, packing and trainer ranks as reinforcement learning, with anot
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,12 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
-from telescope_core.base.errors import NoRoomError
+from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.records import RunFolder
 from telescope_core.records.files import append_json_line, read_json_lines, write_json_lines
+from telescope_core.records.logs import Logs
 from telescope_core.settings.config import save_resolved
+from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
@@ -28,7 +30,13 @@ from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.damage import restore
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
+from telescope_train.cluster.network import Network
+from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve
+from telescope_train.cluster.ray_cluster import ray_cluster
+from telescope_train.config.ray_section import RaySection
 from telescope_train.config.schema import ModelSection
+from telescope_train.models.device import threads_of
+from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
@@ -43,7 +51,9 @@ from telescope_train.sft.checkpoints import (
 )
 from telescope_train.sft.config import SftConfig, settings_found, trainer_section
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
-from telescope_train.sft.ranks import open_ranks
+from telescope_train.trainer.ranks import LocalRanks
+from telescope_train.trainer.ray_ranks import RayRanks
+from telescope_train.trainer.worker import TrainerWorker
 
 TRUNCATED, DROPPED = "examples/truncated", "examples/dropped"
 RECORDED = (
@@ -298,3 +308,48 @@ async def measure_held_out(
             nll -= float(sums_S.sum())
             num_tokens += batch.num_trained_tokens
     return HeldOutFit(num=len(samples), num_expected=num_expected, nll=nll, num_tokens=num_tokens)
+
+
+@asynccontextmanager
+async def open_ranks(config: SftConfig, settings: BackendSettings) -> AsyncIterator[Ranks]:
+    """Load the model on one rank here, or several on Ray; they end with the context."""
+    layout = layout_of(settings)
+    num_threads = _threads(config, settings, layout.num_ranks)
+    if layout.num_ranks == 1:
+        ranks = LocalRanks(TrainerWorker(settings, num_threads=num_threads))
+        try:
+            yield ranks
+        finally:
+            await ranks.close()
+        return
+    section = RaySection(ray_address=config.ray_address)
+    bundle = Bundle(cpus=1.0, gpus=1 if settings.device == "cuda" else 0)
+    request = RoomRequest(
+        "trainer ranks", "trainer_num_workers", [bundle] * layout.num_ranks, "PACK"
+    )
+    is_own = section.ray_address is None
+    deadline_s = OWN_CLUSTER_S if is_own else section.ray_placement_timeout_s
+    with ray_cluster(section, request.bundles, debug=False):
+        room = reserve(request, deadline_s=deadline_s)
+        several = RayRanks(
+            RankRoom(room, lambda: reserve(request, deadline_s=deadline_s)),
+            Logs(folder=(log_folder(config) / "logs").absolute(), is_debug=False),
+            network=Network(is_local=is_own),
+            timeout_s=section.worker_progress_timeout_s,
+            layout=layout,
+        )
+        try:
+            await several.open(settings, num_threads=num_threads)
+            yield several
+        finally:
+            await several.close()
+            room.give_back()
+
+
+def _threads(config: SftConfig, settings: BackendSettings, num_ranks: int) -> int:
+    """Return the number of threads of each rank without a GPU."""
+    try:
+        facts = read_model_facts(settings.model.model)
+    except ConfigError:
+        facts = UNKNOWN_FACTS  # what is wrong with it is said when it is loaded
+    return threads_of(facts, num_ranks=num_ranks, is_alone=config.ray_address is None)
