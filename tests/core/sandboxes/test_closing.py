@@ -78,7 +78,7 @@ async def test_sandboxes_of_rollouts_end_with_their_provider(monkeypatch):
     provider = Services(num_failures=1)
     monkeypatch.setattr("telescope_core.sandboxes.tools.open_provider", lambda name: provider)
     sandboxes = EpisodeSandboxes("local", num_warm=2, max_open=2)
-    await sandboxes._open_once().pool.warm_up()
+    await (await sandboxes._opened.get()).pool.warm_up()
     with pytest.raises(SandboxError, match="box 0 is away"):
         await sandboxes.close()
     assert [one.is_ended for one in provider.made] == [True, True]

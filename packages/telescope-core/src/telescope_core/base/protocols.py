@@ -11,11 +11,11 @@ from telescope_core.base.types import (
     EnvironmentDescription,
     Example,
     Group,
-    JsonValue,
     Message,
     Rollout,
     Sampling,
     Split,
+    Tools,
 )
 
 PROTOCOL_MIN = 1
@@ -42,11 +42,7 @@ class Policy(Protocol):
     """
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         """Return the model's answer to `messages`; raises EndpointError when the endpoint fails.
 

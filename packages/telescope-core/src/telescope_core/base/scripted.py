@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
 from telescope_core.base.protocols import Policy
-from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
+from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Tools
 
 Reply = str | Completion | Exception
 
@@ -50,11 +50,7 @@ class _ScriptedPolicy:
         return None
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         """Return the next reply."""
         self._client.requests.append(tuple(messages))

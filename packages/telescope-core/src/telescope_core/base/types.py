@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 else:
     # The wire library reads annotations at run time and knows no recursive aliases.
     JsonValue = Any
+Tools: TypeAlias = Sequence[dict[str, JsonValue]]
+"""Tools that a request offers, in OpenAI form."""
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 """Why a turn ended: the model ended it, `max_tokens` cut it (also in the middle of a tool call), it

@@ -18,7 +18,7 @@ from telescope_core.base.errors import ConfigError, EndpointAccessError, Endpoin
 from telescope_core.base.messages import message_to_json
 from telescope_core.base.protocols import Policy
 from telescope_core.base.secret_names import without_passwords
-from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling
+from telescope_core.base.types import ChatEndpoint, Completion, Message, Sampling, Tools
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
 
@@ -154,11 +154,7 @@ class ChatClient:
         await self.model()
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         """Return the model's answer to `messages`; cancelling the caller cancels the request."""
         fields: dict[str, Any] = {
@@ -254,11 +250,7 @@ class _ChatPolicy:
         return self._client.endpoint
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         completion = await self._client.complete(messages, sampling, tools=tools)
         alone = completion.tokens

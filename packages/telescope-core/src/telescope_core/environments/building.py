@@ -52,16 +52,16 @@ def is_number(value: object) -> bool:
         return False
 
 
-def _is_count(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
 def _is_answer(value: object) -> bool:
     return value is None or isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
 
 
 _NUMBER = _Kind(is_number, "a finite number")

@@ -14,9 +14,9 @@ from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
     Example,
-    JsonValue,
     Message,
     Sampling,
+    Tools,
     Turn,
     TurnInfo,
 )
@@ -79,7 +79,7 @@ class Episode(Generic[StateT]):
         """Conversations other than `messages`, such as those of the seats of a match."""
         self.agent_rewards: dict[str, float] = {}
         """See `Rollout.agent_rewards`."""
-        self.tools: Sequence[dict[str, JsonValue]] = ()
+        self.tools: Tools = ()
         """Tools in OpenAI form for every turn, unless `generate` is given others."""
         self.info: list[TurnInfo] = []
         self.find_stop: Callable[[Episode[Any]], Awaitable[str | None]] | None = None
@@ -114,7 +114,7 @@ class Episode(Generic[StateT]):
     def generate(
         self,
         *,
-        tools: Sequence[dict[str, JsonValue]] | None = None,
+        tools: Tools | None = None,
         stop: Sequence[str] = (),
         messages: list[Message] | None = None,
     ) -> Coroutine[Any, Any, Completion]:
@@ -147,7 +147,7 @@ class Episode(Generic[StateT]):
         self,
         key: object,
         given: list[Message] | None,
-        tools: Sequence[dict[str, JsonValue]] | None,
+        tools: Tools | None,
         stop: tuple[str, ...],
     ) -> Completion:
         self._requests.pop(key, None)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from telescope_core.base.code_places import raised_at
 
@@ -110,3 +110,24 @@ def outcome(function: Callable[[], Result], future: "asyncio.Future[Result]") ->
     else:
         return lambda: None if future.done() else future.set_result(result)
     return lambda: None if future.done() else future.set_exception(raised)
+
+
+class OpenedOnce(Generic[Result]):
+    """Something that is opened in a thread when it is first needed, by any event loop, and kept."""
+
+    def __init__(self, open_it: Callable[[], Result]) -> None:
+        """`open_it` may take long; it is called again only if it raised."""
+        self._open_it = open_it
+        self._opening = threading.Lock()
+        self.found: Result | None = None
+        """None = it has not been opened."""
+
+    async def get(self) -> Result:
+        """Return it, opened."""
+        return await asyncio.to_thread(self._opened) if self.found is None else self.found
+
+    def _opened(self) -> Result:
+        with self._opening:
+            if self.found is None:
+                self.found = self._open_it()
+            return self.found

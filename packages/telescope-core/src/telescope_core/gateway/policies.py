@@ -24,12 +24,12 @@ from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
-    JsonValue,
     Message,
     Rollout,
     RolloutStatus,
     Sampling,
     StopReason,
+    Tools,
     Turn,
 )
 from telescope_core.chat.client import ChatClient, sampling_fields
@@ -160,11 +160,7 @@ class RecordingPolicy(ABC):
 
     @abstractmethod
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         """Answer the environment, and record it."""
 
@@ -227,11 +223,7 @@ class ForwardingPolicy(RecordingPolicy):
         return "; ".join(dict.fromkeys(watch.text for watch in self._waiting if watch.text))
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         """Ask the endpoint for a turn, on behalf of the environment."""
         asked = tuple(messages)

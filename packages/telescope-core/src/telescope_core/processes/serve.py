@@ -21,10 +21,10 @@ from telescope_core.base.secret_names import secret_values
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
-    JsonValue,
     Message,
     Rollout,
     Sampling,
+    Tools,
 )
 from telescope_core.environments import running
 from telescope_core.environments.author_errors import contained, stray_cancel
@@ -241,11 +241,7 @@ class _HostPolicy:
         self.num_answers = 0
 
     async def complete(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        *,
-        tools: Sequence[dict[str, JsonValue]] = (),
+        self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
         send, answers = self._serving.connection.send, self._serving.completions
         number = next(self._serving.ids)

@@ -1,7 +1,5 @@
 """`ProgramEnvironment`: one turn in which the policy writes a program, graded in a sandbox."""
 
-import asyncio
-import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -9,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from telescope_core.environments.settings import EnvironmentConfig
+from telescope_core.environments.tool_threads import OpenedOnce
 from telescope_core.environments.turns import SingleTurnEnvironment
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.pool import SandboxPool
@@ -42,25 +41,19 @@ class ProgramEnvironment(SingleTurnEnvironment):
         super().__init__(config)
         require_provider(self.config.sandbox)
         # Two underscores: an author's own attributes must not replace these.
-        self.__pool: SandboxPool | None = None
-        self.__opening = threading.Lock()
+        self.__pool = OpenedOnce(self.__open)
 
     @asynccontextmanager
     async def sandbox(self) -> AsyncGenerator[Sandbox]:
         """Yield a sandbox for one program; waits while `max_sandboxes` are in use."""
-        if self.__pool is None:
-            await asyncio.to_thread(self.__open_once)
-        assert self.__pool is not None, "it was opened"
-        async with self.__pool.take() as sandbox:
+        async with (await self.__pool.get()).take() as sandbox:
             yield sandbox
 
-    def __open_once(self) -> None:
+    def __open(self) -> SandboxPool:
         """Open the provider, which examines the machine; this is delayed until it is needed."""
-        with self.__opening:
-            if self.__pool is None:
-                provider = open_provider(self.config.sandbox)
-                spec = SandboxSpec(memory_mb=self.config.memory_mb or None)
-                self.on_close(provider.close)
-                pool = SandboxPool(provider, spec, max_open=self.config.max_sandboxes)
-                self.on_close(pool.close)
-                self.__pool = pool
+        provider = open_provider(self.config.sandbox)
+        self.on_close(provider.close)
+        spec = SandboxSpec(memory_mb=self.config.memory_mb or None)
+        pool = SandboxPool(provider, spec, max_open=self.config.max_sandboxes)
+        self.on_close(pool.close)
+        return pool

@@ -1,13 +1,13 @@
 """The tools `python` and `bash` of a `ToolEnvironment`: a sandbox for a rollout that uses them."""
 
 import asyncio
-import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from telescope_core.environments.episode import Episode
+from telescope_core.environments.tool_threads import OpenedOnce
 from telescope_core.sandboxes.lookup import open_provider, require_provider
 from telescope_core.sandboxes.pool import PoolUsage, SandboxPool, require_pool_sizes
 from telescope_core.sandboxes.protocol import (
@@ -65,14 +65,14 @@ class EpisodeSandboxes:
         self._max_open = max_open
         self._num_warm = num_warm
         self._timeout_s = timeout_s
-        self._opening = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened = OpenedOnce(self._open)
         self._is_closed = False
         self._places: WeakKeyDictionary[Episode[Any], _Place] = WeakKeyDictionary()
 
     def usage(self) -> PoolUsage:
         """Return the use of sandboxes by all rollouts so far."""
-        return self._opened.pool.usage() if self._opened is not None else PoolUsage()
+        opened = self._opened.found
+        return PoolUsage() if opened is None else opened.pool.usage()
 
     async def python(self, code: str, episode: Episode[Any]) -> str:  # noqa: D417 - it is hidden
         """Run a Python program and return what it prints. Files stay; variables do not.
@@ -99,8 +99,8 @@ class EpisodeSandboxes:
         place = self._places.setdefault(episode, _Place())
         async with place.lock:
             if place.sandbox is None:
-                opened = self._opened or await asyncio.to_thread(self._open_once)
-                place.sandbox = await place.stack.enter_async_context(opened.pool.take(spec))
+                pool = (await self._opened.get()).pool
+                place.sandbox = await place.stack.enter_async_context(pool.take(spec))
             return place.sandbox
 
     async def release(self, episode: Episode[Any]) -> None:
@@ -114,7 +114,7 @@ class EpisodeSandboxes:
     async def close(self) -> None:
         """Close all sandboxes, and the provider if it was opened by its name."""
         self._is_closed = True
-        opened = self._opened
+        opened = self._opened.found
         if opened is not None:
             try:
                 await opened.pool.close()
@@ -122,19 +122,14 @@ class EpisodeSandboxes:
                 if isinstance(self._given, str):
                     await opened.provider.close()
 
-    def _open_once(self) -> _Opened:
+    def _open(self) -> _Opened:
         """Open the provider, which examines the machine; this is delayed until it is needed."""
-        with self._opening:
-            if self._is_closed:
-                raise SandboxError("the sandboxes are closed; no further one can be made")
-            if self._opened is None:
-                given = self._given
-                provider = open_provider(given) if isinstance(given, str) else given
-                pool = SandboxPool(
-                    provider, self._spec, max_open=self._max_open, num_warm=self._num_warm
-                )
-                self._opened = _Opened(provider=provider, pool=pool)
-            return self._opened
+        if self._is_closed:
+            raise SandboxError("the sandboxes are closed; no further one can be made")
+        given = self._given
+        provider = open_provider(given) if isinstance(given, str) else given
+        pool = SandboxPool(provider, self._spec, max_open=self._max_open, num_warm=self._num_warm)
+        return _Opened(provider=provider, pool=pool)
 
     async def _run(self, episode: Episode[Any], argv: list[str]) -> str:
         sandbox = await self.sandbox(episode)

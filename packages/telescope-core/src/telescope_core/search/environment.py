@@ -1,7 +1,5 @@
 """`SearchEnvironment`: the tools search, open and find over a backend, page by page."""
 
-import asyncio
-import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -12,6 +10,7 @@ from telescope_core.environments.building import class_location
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_functions import ToolError, tool
+from telescope_core.environments.tool_threads import OpenedOnce
 from telescope_core.environments.toolbox import ToolConfig
 from telescope_core.environments.tools import ToolEnvironment
 from telescope_core.search.corpus import Page, SearchBackend
@@ -45,8 +44,7 @@ class SearchEnvironment(ToolEnvironment):
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
         # Two underscores: an author's own attributes must not replace these.
-        self.__backend: SearchBackend | None = None
-        self.__opening = threading.Lock()
+        self.__backend = OpenedOnce(self.__open)
 
     def open_backend(self) -> SearchBackend:
         """Return the backend; called once, when the first tool is used."""
@@ -57,16 +55,12 @@ class SearchEnvironment(ToolEnvironment):
 
     async def backend(self) -> SearchBackend:
         """Return the backend of all rollouts; opens it in a thread the first time."""
-        if self.__backend is None:
-            await asyncio.to_thread(self.__open_once)
-        assert self.__backend is not None, "it was opened"
-        return self.__backend
+        return await self.__backend.get()
 
-    def __open_once(self) -> None:
-        with self.__opening:
-            if self.__backend is None:
-                self.__backend = self.open_backend()
-                self.on_close(self.__backend.close)
+    def __open(self) -> SearchBackend:
+        backend = self.open_backend()
+        self.on_close(backend.close)
+        return backend
 
     @tool
     async def search(self, query: str) -> str:

@@ -31,21 +31,18 @@ class Controllers:
     """Controller -> folder, for those of `memory` and `cpu` that are usable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupLimits:
-    """Limits of a group; None = no limit."""
-
-    memory_bytes: int | None
-    cpus: float | None
-
-
 class ControlGroup:
     """The control group of one sandbox: one folder, or one for each controller of version 1."""
 
-    def __init__(self, controllers: Controllers, number: int, limits: GroupLimits) -> None:
-        """Make the folders and write the limits; raises OSError if one cannot be written."""
+    def __init__(
+        self, controllers: Controllers, number: int, *, memory_bytes: int | None, cpus: float | None
+    ) -> None:
+        """Make the folders and write the limits, None for no limit.
+
+        Raises OSError if one cannot be written.
+        """
         self._version = controllers.version
-        wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus}
+        wanted = {"memory": memory_bytes, "cpu": cpus}
         name = f"{_PREFIX}-{os.getpid()}-{process_started(os.getpid())}-{number}"
         self._folders = {
             controller: folder / name
@@ -55,7 +52,7 @@ class ControlGroup:
         try:
             for folder in set(self._folders.values()):
                 folder.mkdir()
-            self._limit(limits)
+            self._limit(memory_bytes, cpus)
         except OSError:
             self.remove()
             raise
@@ -94,9 +91,9 @@ class ControlGroup:
                 return
             await asyncio.sleep(_BETWEEN_REMOVALS_S)
 
-    def _limit(self, limits: GroupLimits) -> None:
+    def _limit(self, memory_bytes: int | None, cpus: float | None) -> None:
         if (folder := self._folders.get("memory")) is not None:
-            size = str(limits.memory_bytes)
+            size = str(memory_bytes)
             if self._version == 2:
                 (folder / "memory.max").write_text(size)
                 _write_if_there(folder / "memory.swap.max", "0")
@@ -104,8 +101,8 @@ class ControlGroup:
             else:
                 (folder / "memory.limit_in_bytes").write_text(size)
                 _write_if_there(folder / "memory.memsw.limit_in_bytes", size)
-        if (folder := self._folders.get("cpu")) is not None and limits.cpus is not None:
-            quota = round(limits.cpus * _PERIOD_US)
+        if (folder := self._folders.get("cpu")) is not None and cpus is not None:
+            quota = round(cpus * _PERIOD_US)
             if self._version == 2:
                 (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
             else:

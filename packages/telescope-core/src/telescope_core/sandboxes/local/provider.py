@@ -17,7 +17,6 @@ from telescope_core.sandboxes.local import seccomp
 from telescope_core.sandboxes.local.cgroups import (
     ControlGroup,
     Controllers,
-    GroupLimits,
     usable_controllers,
 )
 from telescope_core.sandboxes.local.command_line import InnerLimits, variables_of
@@ -213,10 +212,12 @@ class LocalProvider:
         group: ControlGroup | None = None
         try:
             if self._controllers.folders:
-                wanted = GroupLimits(
-                    memory_bytes=memory_bytes if has_group else None, cpus=spec.cpus
+                group = ControlGroup(
+                    self._controllers,
+                    next(_numbers),
+                    memory_bytes=memory_bytes if has_group else None,
+                    cpus=spec.cpus,
                 )
-                group = ControlGroup(self._controllers, next(_numbers), wanted)
             on_pid = group.add if group else _left_where_it_is
             started = await self._start(ingredients, inner, on_pid)
         except OSError as error:
