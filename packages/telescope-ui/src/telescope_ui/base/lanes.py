@@ -99,17 +99,14 @@ def mean_numbers(
     Up to a time t, bars that began at s and ended at e last sum(t - s) - sum(t - e) together, which
     needs only the number and the sum of beginnings and ends before t.
     """
-    by_bucket: dict[int, Change] = {}
+    numbers, sums_s = [0] * num_buckets, [0.0] * num_buckets
     for change in changes:
-        by_bucket[min(change.bucket, num_buckets - 1)] = _sum(
-            by_bucket.get(min(change.bucket, num_buckets - 1)), change
-        )
+        numbers[min(change.bucket, num_buckets - 1)] += change.number
+        sums_s[min(change.bucket, num_buckets - 1)] += change.sum_s
     found: dict[int, float] = {}
     count, sum_s, before_s = 0, 0.0, 0.0
     for bucket in range(num_buckets):
-        change = by_bucket.get(bucket)
-        if change is not None:
-            count, sum_s = count + change.number, sum_s + change.sum_s
+        count, sum_s = count + numbers[bucket], sum_s + sums_s[bucket]
         until_s = count * (bucket + 1) * bucket_s - sum_s
         mean = (until_s - before_s) / bucket_s
         before_s = until_s
@@ -117,9 +114,3 @@ def mean_numbers(
         if mean > 1e-6:
             found[bucket] = mean
     return found
-
-
-def _sum(one: Change | None, other: Change) -> Change:
-    if one is None:
-        return other
-    return Change(other.bucket, one.number + other.number, one.sum_s + other.sum_s)

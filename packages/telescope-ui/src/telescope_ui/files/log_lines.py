@@ -68,13 +68,9 @@ def parsed(lines: Sequence[bytes], start: int, facts: FileFacts, *, is_json: boo
             )
         )
         at = end
-    return _with_times(found, facts)
-
-
-def _with_times(lines: list[LogLine], facts: FileFacts) -> list[LogLine]:
-    """Give lines before the first time that time, or that of the file if there is none."""
-    first_s = next((line.time_s for line in lines if line.time_s >= 0), facts.mtime_s)
-    return [line if line.time_s >= 0 else line._replace(time_s=first_s) for line in lines]
+    # Lines before the first time get that time, or that of the file if there is none.
+    first_s = next((line.time_s for line in found if line.time_s >= 0), facts.mtime_s)
+    return [line if line.time_s >= 0 else line._replace(time_s=first_s) for line in found]
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

@@ -159,7 +159,13 @@ def _add_together(
     cursor.execute(f"DROP TABLE {_BATCH}")
     _insert_files(cursor, schema, files, "")
     if not FOLDERS[files[0].folder]:
-        _add_groups(cursor, schema, [one.step for one in files])
+        cursor.execute(
+            f"INSERT INTO {schema}.groups SELECT step, environment, group_id, count(reward), "
+            f"avg(reward), min(reward), max(reward) FROM {schema}.rollouts "
+            "WHERE NOT is_replaced AND step IN (SELECT unnest(?)) AND reward IS NOT NULL "
+            "GROUP BY step, environment, group_id",
+            [[one.step for one in files]],
+        )
     cursor.execute("COMMIT")
 
 
@@ -214,16 +220,6 @@ def existing_columns(cursor: duckdb.DuckDBPyConnection, schema: str) -> list[Col
     """Return the columns by which rollouts can be filtered and sorted."""
     rows = cursor.execute(f"DESCRIBE {schema}.rollouts").fetchall()
     return [*PLAIN, PLACE[0], *named_columns([row[0] for row in rows])]
-
-
-def _add_groups(cursor: duckdb.DuckDBPyConnection, schema: str, steps: Sequence[int]) -> None:
-    cursor.execute(
-        f"INSERT INTO {schema}.groups SELECT step, environment, group_id, count(reward), "
-        f"avg(reward), min(reward), max(reward) FROM {schema}.rollouts "
-        "WHERE NOT is_replaced AND step IN (SELECT unnest(?)) AND reward IS NOT NULL "
-        "GROUP BY step, environment, group_id",
-        [steps],
-    )
 
 
 def _insert_files(

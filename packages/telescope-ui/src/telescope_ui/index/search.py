@@ -73,7 +73,8 @@ class Search:
             part = steps[at : at + size]
             found = self._hits(part, names)
             if cursor is not None and part[0] == cursor.step:
-                found = _without_seen(found, cursor)
+                same = sum(row[0] == cursor.step for row in found)
+                found = found[min(cursor.seen, same) :]
             room = limit - len(hits)
             if len(found) > room:
                 last = found[room - 1]
@@ -93,7 +94,12 @@ class Search:
         if following is not None:
             at = sum(step > following.step - (following.seen > 0) for step in steps)
         columns = as_columns([*names, "excerpt"], [row[1:] for row in hits])
-        return Searched(columns, _progress(steps[:at], following))
+        progress: JsonObject = {
+            "next_cursor": None if following is None else f"{following.step}.{following.seen}",
+            "steps_searched": [steps[at - 1], steps[0]] if at else None,
+            "is_complete": following is None,
+        }
+        return Searched(columns, progress)
 
     def _steps(self, cursor: Cursor | None) -> list[int]:
         """Return the steps with rollouts that meet the condition, newest first."""
@@ -140,16 +146,3 @@ class Search:
         )
         values = [*source.values, self._text, self._text, *self._condition.values]
         return self._index.rows(sql, values)
-
-
-def _without_seen(found: list[tuple[Any, ...]], cursor: Cursor) -> list[tuple[Any, ...]]:
-    same = sum(row[0] == cursor.step for row in found)
-    return found[min(cursor.seen, same) :]
-
-
-def _progress(steps: Sequence[int], following: Cursor | None) -> JsonObject:
-    return {
-        "next_cursor": None if following is None else f"{following.step}.{following.seen}",
-        "steps_searched": [steps[-1], steps[0]] if steps else None,
-        "is_complete": following is None,
-    }

@@ -120,13 +120,9 @@ def eval_points(run: OneRun) -> list[JsonObject]:
 def server_events(run: OneRun) -> list[JsonObject]:
     """Return the events of servers, oldest first; lines without a time are left out."""
     rows = run.server_events.rows()
-    return [_complete(row) for row in rows if isinstance(row.get("time_s"), int | float)]
-
-
-def _complete(row: JsonObject) -> JsonObject:
-    """Return a line of `servers.jsonl` with every field of its schema."""
+    # Every field of the schema, of which a line may lack some.
     fields = {"server": "", "role": "", "life": 1, "state": "", "version": None, "reason": ""}
-    return {**fields, **row}
+    return [{**fields, **row} for row in rows if isinstance(row.get("time_s"), int | float)]
 
 
 class SmallFiles:

@@ -51,6 +51,7 @@ def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject
     extent = None if gauges is None else _extent(database, gauges)
     window = window_of(extent, asked.first_s, asked.last_s)
     found = empty if gauges is None else _gauges(database, gauges, window, asked)
+    queues = [name for name in run.metrics.names() if name.startswith("queue/")]
     return {
         "page": "infra",
         "run": run.brief(),
@@ -58,7 +59,7 @@ def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject
         **{"from": window.first_s, "to": window.last_s},
         **found,
         "servers": _servers(run),
-        "queues": _queues(run, points=asked.points),
+        "queues": _curves(run, queues, asked.points),
         "workers": _workers(run, points=asked.points),
         "problems": [
             *block_problems(database.damage, run.path, "gauges"),
@@ -220,12 +221,6 @@ def _server(name: str, states: Sequence[JsonObject]) -> JsonObject:
         "num_lives": max(state["life"] for state in states),
         "states": {"columns": queries.as_columns(_STATES, rows)},
     }
-
-
-def _queues(run: OneRun, *, points: int) -> JsonObject:
-    """Return the curves of all metrics of queues, over steps."""
-    names = [name for name in run.metrics.names() if name.startswith("queue/")]
-    return _curves(run, names, points)
 
 
 def _workers(run: OneRun, *, points: int) -> list[JsonObject]:

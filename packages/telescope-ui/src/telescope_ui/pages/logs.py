@@ -3,7 +3,7 @@
 import base64
 import heapq
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from telescope_core.records.logs import last_life
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import LogsParameters
 from telescope_ui.base.wrong_addresses import unfit
-from telescope_ui.files.log_files import Log, LogFile, logs_of
+from telescope_ui.files.log_files import Log, logs_of
 from telescope_ui.files.log_lines import LEVELS, LogLine
 from telescope_ui.files.run_files import Listed, listed
 from telescope_ui.index.one_run import OneRun
@@ -129,16 +129,14 @@ def _newer(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -
 
 def _backwards(log: Log, ends: dict[str, int]) -> Iterator[tuple[str, LogLine]]:
     for file in reversed(log.files):
-        yield from _keyed(file, file.backwards(ends[file.key]))
+        for line in file.backwards(ends[file.key]):
+            yield file.key, line
 
 
 def _forwards(log: Log, starts: dict[str, int]) -> Iterator[tuple[str, LogLine]]:
     for file in log.files:
-        yield from _keyed(file, file.forwards(starts[file.key], file.end()))
-
-
-def _keyed(file: LogFile, lines: Iterable[LogLine]) -> Iterator[tuple[str, LogLine]]:
-    return ((file.key, line) for line in lines)
+        for line in file.forwards(starts[file.key], file.end()):
+            yield file.key, line
 
 
 def _may_hold(log: Log, asked: LogsParameters) -> bool:

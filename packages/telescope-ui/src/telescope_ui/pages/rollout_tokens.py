@@ -90,7 +90,12 @@ def tokens_of(
     return {
         "num_chains": len(found.chains),
         "chains": chains,
-        "turns": [_turn(place) for place in found.places],
+        "turns": [
+            None
+            if place is None
+            else {"chain": place[0], "prompt_end": place[1], "completion_end": place[2]}
+            for place in found.places
+        ],
         "is_cut": sum(map(len, chains_of(row.tokens))) > MAX_TOKENS,
     }
 
@@ -172,9 +177,3 @@ def _laid(values: Iterable[tuple[_Place, Iterable[Any]]], length: int) -> list[A
         for at, value in zip(range(place.start, min(place.end, length)), own, strict=False):
             found[at] = value
     return found
-
-
-def _turn(place: Any) -> JsonObject | None:
-    if place is None:
-        return None
-    return {"chain": place[0], "prompt_end": place[1], "completion_end": place[2]}
