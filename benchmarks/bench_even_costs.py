@@ -26,9 +26,8 @@ from telescope_train.batches.binning import (
     spread_over_ranks,
 )
 from telescope_train.batches.even_costs import draft_by_costs, spread_by_costs
-from telescope_train.batches.grouped_bins import plan_grouped_bins
 from telescope_train.batches.least_time import least_time, waiting_time
-from telescope_train.batches.tight_bins import plan_tight_bins
+from telescope_train.batches.tight_bins import plan_grouped_bins, plan_tight_bins
 
 HIDDEN_SIZE, SEEDS, CAPACITY = 2048, range(8), 32_768
 HEAD = [

@@ -18,7 +18,7 @@ from megatron_cases import NUM_STEPS, megatron_settings
 from prefix_trees import all_shared, plain_batches, random_tree
 
 from telescope_train.algorithms import loss_function
-from telescope_train.algorithms.supervised import negative_log_likelihood
+from telescope_train.algorithms.policy_gradient import negative_log_likelihood
 from telescope_train.backends.megatron.backend import MegatronBackend
 
 

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from telescope_core.errors import ConfigError
-from telescope_train.backends.fsdp import activation_room, optimizer
-from telescope_train.backends.fsdp.activation_room import ActivationRoom, limit_activations
+from telescope_train.backends.fsdp import backend as fsdp_backend
+from telescope_train.backends.fsdp import optimizer
+from telescope_train.backends.fsdp.backend import ActivationRoom, limit_activations
 from telescope_train.backends.fsdp.optimizer import (
     LowPrecisionAdamW,
     OffloadedAdamW,
@@ -153,7 +154,7 @@ def test_what_is_left_for_activations_is_that_of_the_fullest_rank(tiny, start, m
     checkpointing = AdaptiveCheckpointing(())
     trainer = TrainerSection(gradient_checkpointing="auto")
     rooms = [ActivationRoom(3e9, "more"), ActivationRoom(1e9, "least")]
-    monkeypatch.setattr(activation_room, "gather_values", lambda mine: rooms)
+    monkeypatch.setattr(fsdp_backend, "gather_values", lambda mine: rooms)
     assert "0.93 GiB (least)" in limit_activations(checkpointing, trainer, CPU)
 
 

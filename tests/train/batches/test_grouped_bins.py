@@ -7,8 +7,7 @@ import pytest
 
 from telescope_train.batches import binning
 from telescope_train.batches.binning import best_fit, plan_bins
-from telescope_train.batches.grouped_bins import plan_grouped_bins
-from telescope_train.batches.tight_bins import plan_tight_bins
+from telescope_train.batches.tight_bins import plan_grouped_bins, plan_tight_bins
 
 
 def counted(lengths):

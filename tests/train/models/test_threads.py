@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from telescope_train.models import threads
+from telescope_train.models import device
+from telescope_train.models.device import WORTH_ALL_CORES, threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS
-from telescope_train.models.threads import WORTH_ALL_CORES, threads_of
 
 SMALL = replace(UNKNOWN_FACTS, num_parameters=WORTH_ALL_CORES - 1)
 LARGE = replace(UNKNOWN_FACTS, num_parameters=WORTH_ALL_CORES)
@@ -14,7 +14,7 @@ LARGE = replace(UNKNOWN_FACTS, num_parameters=WORTH_ALL_CORES)
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    monkeypatch.setattr(device, "usable_cores", lambda: 8)
 
 
 def test_a_large_model_has_all_cores_divided_among_its_ranks():

@@ -15,7 +15,7 @@ from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
-from telescope_train.models import threads
+from telescope_train.models import device
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
 from telescope_train.sft.config import load_sft_config
@@ -87,12 +87,12 @@ def test_it_stops_at_the_accuracy_that_is_enough(config_file):
 @pytest.mark.slow
 def test_a_model_that_is_worth_it_is_trained_on_all_cores(config_file, monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
+    monkeypatch.setattr(device, "usable_cores", lambda: 3)
     found = []
     flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "1"]
     try:
-        for least in (threads.WORTH_ALL_CORES, 1):
-            monkeypatch.setattr(threads, "WORTH_ALL_CORES", least)
+        for least in (device.WORTH_ALL_CORES, 1):
+            monkeypatch.setattr(device, "WORTH_ALL_CORES", least)
             config = load_sft_config([config_file], flags)
             run_sft(config, on_row=lambda _: found.append(torch.get_num_threads()))
             shutil.rmtree(config.output)

@@ -9,9 +9,8 @@ from telescope_train.algorithms.objective import (
     resolved,
 )
 from telescope_train.algorithms.policy_gradient import policy_gradient
-from telescope_train.algorithms.ratios import log_ratios, sequence_mean
 from telescope_train.algorithms.record import Algorithm, known_algorithms, load_algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss
+from telescope_train.algorithms.terms import Terms, TokenLoss, log_ratios, sequence_mean
 
 __all__ = [
     "Algorithm",

@@ -10,9 +10,8 @@ clip, because it would cut the gradient of unlikely tokens, which this loss is m
 from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.advantages import normalized
-from telescope_train.algorithms.ratios import clip_range, ratios
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, above, below
+from telescope_train.algorithms.terms import Terms, TokenLoss, above, below, clip_range, ratios
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection

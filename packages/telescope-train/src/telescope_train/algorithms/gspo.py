@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import DUAL_CLIP, clipped_surrogate, dual_clipped
-from telescope_train.algorithms.ratios import log_ratios, sequence_mean
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss
+from telescope_train.algorithms.terms import Terms, TokenLoss, log_ratios, sequence_mean
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection

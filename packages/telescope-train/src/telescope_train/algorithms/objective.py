@@ -20,9 +20,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from telescope_train.algorithms.kl import estimator_of, reference_kl
 from telescope_train.algorithms.policy_gradient import DUAL_CLIP
-from telescope_train.algorithms.ratios import proximal_logprobs, sequence_mean
 from telescope_train.algorithms.record import Algorithm, load_algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, above, all_true, below
+from telescope_train.algorithms.terms import (
+    Terms,
+    TokenLoss,
+    above,
+    all_true,
+    below,
+    proximal_logprobs,
+    sequence_mean,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,13 +10,20 @@ old log-probs and A the advantage, per token:
 import math
 from typing import TYPE_CHECKING
 
-from telescope_train.algorithms.ratios import clip_range, ratios
-from telescope_train.algorithms.terms import MAX_LOG_RATIO, Terms, TokenLoss, above
+from telescope_train.algorithms.terms import (
+    MAX_LOG_RATIO,
+    Terms,
+    TokenLoss,
+    above,
+    clip_range,
+    ratios,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from telescope_train.config.algorithm_section import AlgorithmSection
+
 
 WITHIN = 0.999 * math.exp(MAX_LOG_RATIO)
 """Ratios above it were cut off by `ratios`, so they no longer follow the policy.
@@ -86,3 +93,9 @@ def dual_clipped(clipped: TokenLoss, terms: Terms, config: "AlgorithmSection") -
         loss_T=ceiling_T.where(is_cut_T, clipped.loss_T),
         metrics={**clipped.metrics, "clip_fraction/dual": is_cut_T},
     )
+
+
+def negative_log_likelihood(terms: Terms) -> TokenLoss:
+    """Return the supervised loss: -log p of each trained token, and the mean over them as `nll`."""
+    loss_T = (-terms.logprobs_T).where(terms.mask_T, 0.0)
+    return TokenLoss(loss_T=loss_T, metrics={"nll": loss_T})

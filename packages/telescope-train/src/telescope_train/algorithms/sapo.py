@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from telescope_train.algorithms.advantages import normalized
 from telescope_train.algorithms.policy_gradient import with_slope
-from telescope_train.algorithms.ratios import ratios
 from telescope_train.algorithms.record import Algorithm
-from telescope_train.algorithms.terms import Terms, TokenLoss, above
+from telescope_train.algorithms.terms import Terms, TokenLoss, above, ratios
 
 if TYPE_CHECKING:
     from telescope_train.config.algorithm_section import AlgorithmSection

@@ -1,10 +1,9 @@
 """Plan which samples share a batch, from lengths alone; time hardly grows with their number.
 
 A bin starts with the largest sample left and is filled with the largest that fit, which gives the
-bins of first-fit decreasing. If the tokens need fewer bins than that, `tight_bins` and
-`grouped_bins` plan again.
-Both work by length, not by sample: a bin's pattern (how many of each length) repeats until one of
-its lengths runs out. `deal` then gives bins to ranks by cost.
+bins of first-fit decreasing. If the tokens need fewer bins than that, `tight_bins` plans again in
+two ways. All work by length, not by sample: a bin's pattern (how many of each length) repeats until
+one of its lengths runs out. `deal` then gives bins to ranks by cost.
 Letters: N samples, L lengths, P patterns, R rows of a plan (in `deal`: ranks).
 """
 
@@ -15,8 +14,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_train.batches.grouped_bins import plan_grouped_bins
-from telescope_train.batches.tight_bins import FULL_ENOUGH, Pattern, plan_tight_bins
+from telescope_train.batches.tight_bins import (
+    FULL_ENOUGH,
+    Pattern,
+    plan_grouped_bins,
+    plan_tight_bins,
+)
 
 Bin: TypeAlias = NDArray[np.int64]
 """[samples in the bin] indices of the samples in one batch."""

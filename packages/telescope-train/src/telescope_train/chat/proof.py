@@ -16,7 +16,7 @@ from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
 from telescope_train.chat.formats.thinking import NO_REASONING
 from telescope_train.chat.rendering import Rendering, Tools, written_turn
-from telescope_train.chat.turn_end import turn_end, wrong_end
+from telescope_train.chat.special_tokens import turn_end, wrong_end
 from telescope_train.chat.uses import Use
 
 _SYSTEM = Message(role="system", content="Speak of the harbor of Quillberg.")

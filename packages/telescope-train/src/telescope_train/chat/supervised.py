@@ -14,9 +14,8 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Message
 from telescope_train.chat.message_form import message_form
 from telescope_train.chat.rendering import Tools
-from telescope_train.chat.special_tokens import SpecialTokens
+from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
-from telescope_train.chat.turn_end import no_end, turn_end, wrong_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

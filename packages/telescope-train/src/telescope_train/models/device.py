@@ -1,4 +1,4 @@
-"""Choose the device and dtype of this machine, in one place for all processes.
+"""Choose the device, dtype and threads of this machine, in one place for all processes.
 
 Does not import torch, so that a dry run stays fast.
 """
@@ -10,10 +10,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from telescope_train.models.facts import ModelFacts
+
 Device: TypeAlias = Literal["cpu", "cuda"]
 
 DEVICES = Path("/dev")
 """Paths under which Linux lists GPUs: `nvidia0` and so on, or `dxg` under WSL on Windows."""
+WORTH_ALL_CORES = 20_000_000
+"""Parameters of a model whose products are large enough to use all cores.
+
+A model of unknown size counts as one.
+"""
 
 
 def machine_device() -> Device:
@@ -83,3 +90,19 @@ def torch_has_cuda() -> bool:
     except OSError:
         return True
     return re.search(r"^cuda\b[^=]*=\s*['\"]", text, re.MULTILINE) is not None
+
+
+def threads_of(facts: ModelFacts, *, num_ranks: int, is_alone: bool) -> int:
+    """Return the number of threads of each of `num_ranks` ranks without a GPU.
+
+    `is_alone`: they are all on this machine and nothing of the run is beside them.
+    """
+    size = facts.num_parameters
+    if not is_alone or (size is not None and size < WORTH_ALL_CORES):
+        return 1
+    return max(1, usable_cores() // num_ranks)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -101,7 +101,6 @@ class CallLog:
 
     def ended(self, caller: Caller, end: CallEnd) -> None:
         """Record the end of a request."""
-        timing = end.timing
         self._add(
             ModelCall(
                 time_s=self._clock.at(end.sent_s),
@@ -114,12 +113,8 @@ class CallLog:
                 call=caller.call,
                 step=caller.step,
                 version=end.version,
-                queue_s=None if timing is None else timing.queue_s,
-                first_token_s=None if timing is None else timing.first_token_s,
-                prefill_s=None if timing is None else timing.prefill_s,
-                decode_s=None if timing is None else timing.decode_s,
+                **({} if end.timing is None else msgspec.structs.asdict(end.timing)),
                 num_prompt_tokens=end.num_prompt_tokens,
-                num_cached_tokens=0 if timing is None else timing.num_cached_tokens,
                 num_completion_tokens=end.num_completion_tokens,
                 error=end.error,
             )

@@ -22,7 +22,7 @@ from telescope_core.base.errors import ConfigError, ProcessDiedError
 from telescope_core.base.file_proofs import FileProof, write_sums
 from telescope_core.records.room import room_for
 from telescope_train.algorithms import loss_function
-from telescope_train.algorithms.supervised import negative_log_likelihood
+from telescope_train.algorithms.policy_gradient import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving, require_proved

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
-from telescope_train.backends.fsdp.activation_room import limit_activations
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
@@ -40,6 +40,8 @@ from telescope_train.backends.trainer_backend import GradientResult, Loss, Updat
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.adaptive_checkpointing import GIB, AdaptiveCheckpointing
 from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.lora import (
@@ -52,6 +54,16 @@ from telescope_train.models.lora import (
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import PackedRow, packed_row, require_known_tokens
 from telescope_train.observability.spans import SilentRecorder, SpanRecorder
+
+LEFT_SHARE = 0.1
+"""Share of a GPU's memory that is left free, because blocks of memory leave gaps."""
+LOGITS_BYTES = 2**28
+"""Size of two blocks of float32 logits on a GPU, which `logprobs` limits to this."""
+CPU_SHARE = 0.5
+"""Share of a machine's free memory that its ranks use; servers and environments grow too."""
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Folder in which Linux shows a container its limits."""
 
 
 class FsdpBackend:
@@ -367,3 +379,58 @@ class FsdpBackend:
             name: value.cpu() for name, value in adapter_weights(lm, self._whole) if is_writer
         }
         fsdp_state.export(folder, lm, weights, self._settings.model, adapter=adapter)
+
+
+class ActivationRoom(NamedTuple):
+    """The memory that is left for activations, and a reason for people."""
+
+    num_bytes: float
+    reason: str
+
+
+def limit_activations(
+    checkpointing: AdaptiveCheckpointing, trainer: TrainerSection, device: torch.device
+) -> str:
+    """Limit the memory for backward passes to the room of the rank that has least.
+
+    Returns a sentence that says how much that is, and why. Every rank calls this, when weights,
+    gradients and moments have been in memory at the same time.
+    """
+    every = gather_values(_room(trainer, device))
+    least = min(every)
+    checkpointing.limit(least.num_bytes)
+    return (
+        "as few layers are recomputed as memory needs: a row may keep "
+        f"{max(0.0, least.num_bytes) / GIB:.2f} GiB ({least.reason})"
+    )
+
+
+def _room(trainer: TrainerSection, device: torch.device) -> ActivationRoom:
+    if trainer.activation_memory_gib is not None:
+        return ActivationRoom(trainer.activation_memory_gib * GIB, "activation_memory_gib")
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        own = free + torch.cuda.memory_reserved(device)
+        used = torch.cuda.max_memory_allocated(device)
+        left = own - used - LOGITS_BYTES - LEFT_SHARE * total
+        return ActivationRoom(
+            left, f"what weights, gradients and moments leave of {own / GIB:.1f} GiB"
+        )
+    free = _free_bytes()
+    # As if all ranks were on this machine, because those of others do not say how many they are.
+    num_ranks = torch.distributed.get_world_size()
+    share = CPU_SHARE * free / num_ranks
+    return ActivationRoom(
+        share, f"half of {free / GIB:.1f} GiB of free memory, divided by {num_ranks}"
+    )
+
+
+def _free_bytes() -> int:
+    """Return the free memory of this machine, or of the container if that is less."""
+    free = psutil.virtual_memory().available
+    try:
+        allowed = (CONTROL_GROUP / "memory.max").read_text().strip()
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+    except OSError:
+        return free
+    return free if allowed == "max" else max(0, min(free, int(allowed) - used))

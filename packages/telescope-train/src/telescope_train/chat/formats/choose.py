@@ -6,38 +6,17 @@ from typing import TypeVar
 
 from telescope_core.base.errors import unknown_name
 from telescope_core.parsers.tool_calls import CallText
-from telescope_train.chat.formats.gemma4 import GEMMA4
-from telescope_train.chat.formats.harmony import HARMONY, HARMONY_REASONING
-from telescope_train.chat.formats.invoked import DEEPSEEK_V32, MINICPM5, MINIMAX_M2
-from telescope_train.chat.formats.kimi import KIMI_K2, KIMI_K3
-from telescope_train.chat.formats.listed import (
-    COMMAND_R,
-    DEEPSEEK,
-    GIGACHAT,
-    GRANITE_FC,
-    INTERNLM,
-    LLAMA3_JSON,
-    LLAMA4_JSON,
-    MISTRAL,
-    NEMOTRON,
-    PHI4,
-    TOOL_CALLS,
-    XLAM,
+from telescope_train.chat.formats import (
+    gemma4,
+    harmony,
+    invoked,
+    kimi,
+    listed,
+    pythonic,
+    tagged,
+    thinking,
 )
-from telescope_train.chat.formats.pythonic import LFM2, PYTHONIC
 from telescope_train.chat.formats.reply import Calls, ReasoningParser, ToolCallParser, ToolSchemas
-from telescope_train.chat.formats.tagged import FUNCTIONARY, GLM45, HERMES, QWEN3_CODER, SEED_OSS
-from telescope_train.chat.formats.thinking import (
-    APRIEL_THINK,
-    COMMAND_THINK,
-    GEMMA4_THINK,
-    KIMI_K3_THINK,
-    MINIMAX_M3_THINK,
-    MISTRAL_THINK,
-    NO_REASONING,
-    SEED_THINK,
-    THINK,
-)
 
 AUTO = "auto"
 Parser = TypeVar("Parser", ToolCallParser, ReasoningParser)
@@ -49,52 +28,54 @@ def _all_text(text: str, tools: ToolSchemas) -> Calls:
 
 NO_CALLS = ToolCallParser(name="none", read=_all_text)
 _TOOL_CALLS = (
-    (HARMONY, ("<|channel|>", "<|call|>")),
-    (DEEPSEEK, (DEEPSEEK.marks[2],)),
-    (MISTRAL, ("[TOOL_CALLS]",)),
-    (COMMAND_R, ("<|START_ACTION|>",)),
-    (KIMI_K2, ("<|tool_call_argument_begin|>",)),
-    (KIMI_K3, ("<|open|>", "<|sep|>")),
-    (GEMMA4, ("<|tool_call>",)),
-    (DEEPSEEK_V32, ("\uff5cDSML\uff5c",)),
-    (MINIMAX_M2, ("minimax:tool_call",)),
-    (SEED_OSS, ("seed:tool_call", "<function=")),
-    (QWEN3_CODER, ("<function=", "<parameter=")),
-    (FUNCTIONARY, ("<function=", "</function>")),
-    (MINICPM5, ("<function name=", "<param name=")),
-    (GLM45, ("<arg_key>",)),
-    (NEMOTRON, ("<TOOLCALL>",)),
-    (TOOL_CALLS, ("<tool_calls>",)),
-    (HERMES, ("<tool_call>",)),
-    (PHI4, ("<|tool_call|>",)),
-    (PHI4, ("functools[",)),
-    (GRANITE_FC, ("<function_call>",)),
-    (INTERNLM, ("<|action_start|>", "<|plugin|>")),
-    (GIGACHAT, ("<|function_call|>",)),
-    (LFM2, ("<|tool_list_start|>",)),
-    (LFM2, ("<|tool_call_start|>",)),
-    (LFM2, ("List of tools: [", "keep_past_thinking")),
-    (PYTHONIC, ("[func_name1(",)),
-    (PYTHONIC, ("tool_call.name + '('",)),
-    (LLAMA4_JSON, ("<|header_start|>", '"parameters": ')),
-    (XLAM, ('[{"name": "tool_call_name"',)),
-    (LLAMA3_JSON, ("<|python_tag|>",)),
-    (LLAMA3_JSON, ("<|eot_id|>", "ipython")),
+    (harmony.HARMONY, ("<|channel|>", "<|call|>")),
+    (listed.DEEPSEEK, (listed.DEEPSEEK.marks[2],)),
+    (listed.MISTRAL, ("[TOOL_CALLS]",)),
+    (listed.COMMAND_R, ("<|START_ACTION|>",)),
+    (kimi.KIMI_K2, ("<|tool_call_argument_begin|>",)),
+    (kimi.KIMI_K3, ("<|open|>", "<|sep|>")),
+    (gemma4.GEMMA4, ("<|tool_call>",)),
+    (invoked.DEEPSEEK_V32, ("\uff5cDSML\uff5c",)),
+    (invoked.MINIMAX_M2, ("minimax:tool_call",)),
+    (tagged.SEED_OSS, ("seed:tool_call", "<function=")),
+    (tagged.QWEN3_CODER, ("<function=", "<parameter=")),
+    (tagged.FUNCTIONARY, ("<function=", "</function>")),
+    (invoked.MINICPM5, ("<function name=", "<param name=")),
+    (tagged.GLM45, ("<arg_key>",)),
+    (listed.NEMOTRON, ("<TOOLCALL>",)),
+    (listed.TOOL_CALLS, ("<tool_calls>",)),
+    (tagged.HERMES, ("<tool_call>",)),
+    (listed.PHI4, ("<|tool_call|>",)),
+    (listed.PHI4, ("functools[",)),
+    (listed.GRANITE_FC, ("<function_call>",)),
+    (listed.INTERNLM, ("<|action_start|>", "<|plugin|>")),
+    (listed.GIGACHAT, ("<|function_call|>",)),
+    (pythonic.LFM2, ("<|tool_list_start|>",)),
+    (pythonic.LFM2, ("<|tool_call_start|>",)),
+    (pythonic.LFM2, ("List of tools: [", "keep_past_thinking")),
+    (pythonic.PYTHONIC, ("[func_name1(",)),
+    (pythonic.PYTHONIC, ("tool_call.name + '('",)),
+    (listed.LLAMA4_JSON, ("<|header_start|>", '"parameters": ')),
+    (listed.XLAM, ('[{"name": "tool_call_name"',)),
+    (listed.LLAMA3_JSON, ("<|python_tag|>",)),
+    (listed.LLAMA3_JSON, ("<|eot_id|>", "ipython")),
 )
 """Each parser with texts that a template of its family contains. The first that fits is used."""
 _REASONING = (
-    (HARMONY_REASONING, ("<|channel|>", "analysis")),
-    (COMMAND_THINK, ("<|START_THINKING|>",)),
-    (MISTRAL_THINK, ("[THINK]",)),
-    (KIMI_K3_THINK, ("<|open|>", "<|sep|>")),
-    (GEMMA4_THINK, ("<|channel>thought", "<channel|>")),
-    (SEED_THINK, ("seed:think",)),
-    (MINIMAX_M3_THINK, ("mm:think",)),
-    (APRIEL_THINK, ("[BEGIN FINAL RESPONSE]",)),
-    (THINK, ("</think>",)),
+    (harmony.HARMONY_REASONING, ("<|channel|>", "analysis")),
+    (thinking.COMMAND_THINK, ("<|START_THINKING|>",)),
+    (thinking.MISTRAL_THINK, ("[THINK]",)),
+    (thinking.KIMI_K3_THINK, ("<|open|>", "<|sep|>")),
+    (thinking.GEMMA4_THINK, ("<|channel>thought", "<channel|>")),
+    (thinking.SEED_THINK, ("seed:think",)),
+    (thinking.MINIMAX_M3_THINK, ("mm:think",)),
+    (thinking.APRIEL_THINK, ("[BEGIN FINAL RESPONSE]",)),
+    (thinking.THINK, ("</think>",)),
 )
 TOOL_CALL_PARSERS = {one.name: one for one in (NO_CALLS, *(one for one, _ in _TOOL_CALLS))}
-REASONING_PARSERS = {one.name: one for one in (NO_REASONING, *(one for one, _ in _REASONING))}
+REASONING_PARSERS = {
+    one.name: one for one in (thinking.NO_REASONING, *(one for one, _ in _REASONING))
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
