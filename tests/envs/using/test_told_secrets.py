@@ -6,7 +6,7 @@ import sys
 import pytest
 from tests.envs.projects import TOY, toy_publication
 
-from telescope_cli.env.outcomes import installed, report
+from telescope_cli.env.install import installed, report
 from telescope_core.finding.locate import locate_environment
 from telescope_core.open import check_workers, open_environment
 from telescope_core.processes import ProcessSettings

@@ -16,7 +16,7 @@ VERBS = {
     ),
     "sync": Verb(".env.install:sync", "Install exactly what telescope.lock lists."),
     "update": Verb(
-        ".env.update:update", "Update environments to newer releases, and show what changes."
+        ".env.install:update", "Update environments to newer releases, and show what changes."
     ),
     "link": Verb(".env.link:link", "Use an environment from its project folder, for development."),
     "tree": Verb(".env.installed:tree", "Show what installed environments depend on."),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from telescope_cli.env.install import Outcome, attempt, installed
 from telescope_cli.env.options import (
     JsonOption,
     RegistryOption,
@@ -15,7 +16,6 @@ from telescope_cli.env.options import (
     progress,
     split_names,
 )
-from telescope_cli.env.outcomes import Outcome, attempt, installed
 from telescope_core.base.errors import ConfigError
 from telescope_envs.install.bundling import (
     ALL_DATASETS,

@@ -1,10 +1,13 @@
-"""`telescope env install`, `sync` and `uninstall`."""
+"""`telescope env install`, `sync`, `update` and `uninstall`, and the outcomes of each."""
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,20 +21,47 @@ from telescope_cli.env.options import (
     complete_installed,
     progress,
     split_names,
+    with_bare_names,
 )
-from telescope_cli.env.outcomes import Outcome, attempt_all, installed, report
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError, unknown_name
+from telescope_core.base.secret_names import secrets_line
 from telescope_envs.install.adapted import unlink_adapted
 from telescope_envs.install.install import install as install_environment
 from telescope_envs.install.install import uninstall as uninstall_environment
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.install.sync import prune, sync_environment
-from telescope_envs.records.links import unlink
-from telescope_envs.records.lockfile import LockedEnvironment, find_lock, lock_path, read_lock
+from telescope_envs.records.installed import installed_environments
+from telescope_envs.records.links import links, unlink
+from telescope_envs.records.lockfile import (
+    Lock,
+    LockedEnvironment,
+    find_lock,
+    lock_path,
+    read_lock,
+)
+from telescope_envs.records.release import Release
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request
 from telescope_envs.registry.lookup import open_registry_of
+from telescope_envs.registry.resolving import UpdatePlan, plan_update
 
 _AT_ONCE = 4
+_WORDS = {"unchanged": "already installed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome for one environment."""
+
+    name: str
+    """Name as it was typed."""
+    id: str = ""
+    version: str = ""
+    state: str
+    """installed, unchanged, removed or failed."""
+    secrets: tuple[str, ...] = ()
+    """Names of the environment variables that it may read."""
+    error: str = ""
+    exit_code: int = 0
 
 
 def install(
@@ -207,3 +237,194 @@ def uninstall(
     for row in rows:
         done = f"no longer linked to {row['unlinked']}" if "unlinked" in row else "removed"
         typer.echo(f"{row['id']}{' ' + row['version'] if 'version' in row else ''}: {done}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Current:
+    """The release in use, its registry, and how it is installed."""
+
+    release: Release
+    registry: Registry
+    is_shared: bool
+
+
+def update(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="Environments; by default all in telescope.lock, or all that are installed.",
+            autocompletion=complete_installed,
+        ),
+    ] = None,
+    major: Annotated[
+        bool, typer.Option("--major", help="Allow new major versions, whose scores do not compare.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change, without changing anything.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Update environments and telescope.lock to the newest release that can be used.
+
+    Each is looked up in the registry it came from. Changes in rewards, splits, network and secrets
+    are shown.
+
+    Example: telescope env update math-reasoning --dry-run
+    """
+    lock = find_lock()
+    rows: list[dict[str, Any]] = []
+    problem: TelescopeError | None = None
+    for environment_id in _wanted(names or [], lock):
+        try:
+            current = _current(environment_id, read_lock(lock) if lock else Lock())
+            plan = plan_update(current.registry, current.release, allow_major=major)
+            if plan.after is not None and not dry_run:
+                options = InstallOptions(shared=current.is_shared, lock=lock)
+                asked = f"{environment_id}@{plan.after.version}"
+                install_environment(current.registry, asked, options=options, progress=progress)
+        except TelescopeError as error:
+            problem = problem or error
+            typer.echo(f"telescope: {environment_id}: {error}", err=True)
+            continue
+        rows.append(_plan_row(plan, is_done=not dry_run))
+        if not as_json:
+            typer.echo(_plan_text(plan, is_done=not dry_run))
+    if as_json:
+        typer.echo(json.dumps(rows))
+    elif not rows and problem is None:
+        typer.echo("Nothing installed is from a registry; see: telescope env list --installed")
+    if problem is not None:
+        raise typer.Exit(problem.exit_code)
+
+
+def _wanted(names: list[str], lock: Path | None) -> list[str]:
+    """Return the ids to update; raises UnknownNameError for a name that is not installed."""
+    entries = read_lock(lock).environments if lock is not None else ()
+    locked = [(one.id, one.registry) for one in entries]
+    installed = [(one.id, one.registry) for one in installed_environments() if one.is_recorded]
+    linked = {link.id for link in links()}
+    if not names:
+        return [one for one, _ in (locked or installed) if one not in linked]
+    here = sorted({*locked, *installed})
+    wanted: list[str] = []
+    for name in names:
+        request = parse_request(name)
+        if request.wanted:
+            raise ConfigError(
+                f"{name!r}: update chooses the version itself; to choose one yourself, run: "
+                f"telescope env install {name}"
+            )
+        found = {one for one, registry in here if request.fits(one, registry)}
+        if len(found) != 1:
+            ids = {one for one, _ in here}
+            raise unknown_name("installed environment", name, with_bare_names(ids))
+        wanted += found
+    return wanted
+
+
+def _current(environment_id: str, lock: Lock) -> _Current:
+    locked = lock.find(environment_id)
+    found = next((one for one in installed_environments() if one.id == environment_id), None)
+    record = found.installation if found is not None else None
+    if locked is None:
+        assert record is not None, "only what is locked or has a record is updated"
+        place = open_registry(record.registry)
+        is_shared = not record.interpreter
+        return _Current(release=record.release, registry=place, is_shared=is_shared)
+    registry = open_registry(locked.registry)
+    release = next(
+        (one for one in registry.releases(environment_id) if one.version == locked.version), None
+    )
+    if release is None:
+        raise RegistryError(
+            f"telescope.lock has {locked.version}, which is not in {registry.address}: either this "
+            "is not the registry it came from, or that registry lost a release"
+        )
+    return _Current(release=release, registry=registry, is_shared=False)
+
+
+def _plan_row(plan: UpdatePlan, *, is_done: bool) -> dict[str, Any]:
+    after = plan.after
+    return {
+        "id": plan.before.id,
+        "before": plan.before.version,
+        "after": after.version if after is not None else None,
+        "updated": after is not None and is_done,
+        "changes": plan.changes,
+        "refused": plan.refused,
+        "warnings": plan.warnings,
+    }
+
+
+def _plan_text(plan: UpdatePlan, *, is_done: bool) -> str:
+    before, after = plan.before, plan.after
+    if after is None:
+        head = f"{before.id} {before.version}: {'stays' if plan.refused else 'is the newest'}"
+    else:
+        head = f"{before.id} {before.version} -> {after.version}" + (
+            "" if is_done else " (not changed: --dry-run)"
+        )
+    lines = [head, *(f"  {line}" for line in plan.changes)]
+    if after is None or not is_done:  # installing tells them itself
+        lines += [f"  warning: {line}" for line in plan.warnings]
+    return "\n".join([*lines, f"  {plan.refused}"] if plan.refused else lines)
+
+
+def attempt(name: str, install: Callable[[], Outcome]) -> Outcome:
+    """Return the outcome of `install`; a TelescopeError becomes a failed outcome."""
+    try:
+        return install()
+    except TelescopeError as error:
+        return Outcome(name=name, state="failed", error=str(error), exit_code=error.exit_code)
+
+
+def attempt_all(installs: Mapping[str, Callable[[], Outcome]], *, at_once: int) -> list[Outcome]:
+    """Run `installs` (typed name -> function), up to `at_once` together; returns their outcomes.
+
+    The outcomes are in the order of `installs`.
+    """
+    with ThreadPoolExecutor(at_once) as pool:
+        started = [pool.submit(attempt, name, install) for name, install in installs.items()]
+        return [future.result() for future in started]
+
+
+def installed(name: str, release: Release, *, is_new: bool) -> Outcome:
+    """Return the outcome for an environment that is now installed."""
+    return Outcome(
+        name=name,
+        id=release.id,
+        version=release.version,
+        state="installed" if is_new else "unchanged",
+        secrets=release.secrets,
+    )
+
+
+def report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
+    """Print each outcome; exits with the exit code of the first failure, if any.
+
+    A line about the secrets of each environment goes to standard error, also with --json.
+    """
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if as_json:
+        typer.echo(json.dumps([_outcome_row(outcome) for outcome in outcomes]))
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"telescope: {outcome.name}: {outcome.error}", err=True)
+        elif not as_json:
+            done = _WORDS.get(outcome.state, outcome.state)
+            typer.echo(f"{outcome.id} {outcome.version}: {done}")
+        if line := secrets_line(outcome.id, outcome.secrets, os.environ):
+            typer.echo(line, err=True)
+    if failed and len(outcomes) > 1:
+        typer.echo(f"{len(outcomes) - len(failed)} of {len(outcomes)} are installed", err=True)
+    if failed:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _outcome_row(outcome: Outcome) -> dict[str, str]:
+    """Return the JSON object of one outcome, for --json."""
+    row = {"name": outcome.name, "state": outcome.state}
+    if outcome.error:
+        return {**row, "error": outcome.error}
+    return {**row, "id": outcome.id, "version": outcome.version}

@@ -6,26 +6,38 @@ The whole request is checked before the first file is written and before a serve
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
-from telescope_cli.eval.play import evaluate
+from telescope_cli.eval.play import EvalOutcome, evaluate
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
-from telescope_cli.eval.show import require_enough, show_outcomes
-from telescope_cli.eval.view import AsJsonOption
-from telescope_core.base.errors import ConfigError
+from telescope_cli.eval.view import (
+    WIDTH,
+    AsJsonOption,
+    count_lines,
+    first_errors,
+    print_errors,
+    print_result,
+    result_cells,
+)
+from telescope_core.base.errors import ConfigError, TooManyFailedError
 from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
 from telescope_core.evals import EvalSettings
+from telescope_core.evals.folder import result_to_json
 from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings
+from telescope_core.records.files import plain
 
 _USUAL_VARIABLE = "TELESCOPE_API_KEY"
 _OWN = {
@@ -205,50 +217,43 @@ def eval_command(
             "or telescope eval --report FOLDER"
         )
     names = _distinct("environment", [environment, *left.environments])
-    processes = _process_settings(env_isolation, env_workers, env_address, env_memory_limit_mb)
-    first = EvalRequest(
-        environment=names[0],
-        environment_settings=left.settings,
-        model=None,
-        base_url=base_url,
-        chat_template=template_text(chat_template, base_url),
-        api_key=_api_key(api_key_env),
-        settings=_settings(context.params),
-        selection=parse_selection(examples, example, shuffle),
-        processes=processes,
-        record=record_environment(names[0], processes, settings=left.settings),
+    models = _distinct("model", model)
+    processes = ProcessSettings(
+        isolation=env_isolation,
+        num_workers=env_workers,
+        addresses=tuple(env_address),
+        memory_limit_bytes=None if env_memory_limit_mb is None else env_memory_limit_mb * 2**20,
     )
-    requests = checked(_each(first, models=_distinct("model", model), environments=names))
-    outcomes = evaluate(requests, output=output, resume=resume)
-    show_outcomes(outcomes, as_json=as_json)
-    require_enough(outcomes, max_failed=max_failed)
-
-
-def _settings(options: Mapping[str, Any]) -> EvalSettings:
-    return EvalSettings(
+    template, key = template_text(chat_template, base_url), _api_key(api_key_env)
+    settings = EvalSettings(
         num_examples=1,  # until the split is known
-        rollouts=options["rollouts"],
-        ks=parse_ks(options["k"]),
-        sampling=_sampling(options),
-        concurrency=options["concurrency"],
-        deadline_s=options["deadline_s"],
-        split=options["split"],
+        rollouts=rollouts,
+        ks=parse_ks(k),
+        sampling=_sampling(context.params),
+        concurrency=concurrency,
+        deadline_s=deadline_s,
+        split=split,
     )
-
-
-def _each(
-    first: EvalRequest, *, models: Sequence[str], environments: Sequence[str]
-) -> list[EvalRequest]:
-    """Return one request for each pair, model by model."""
-    return [
-        replace(
-            first,
+    selection = parse_selection(examples, example, shuffle)
+    records = {name: record_environment(name, processes, settings=left.settings) for name in names}
+    requests = [
+        EvalRequest(
             environment=name,
-            model=model,
-            record=record_environment(name, first.processes, settings=first.environment_settings),
+            environment_settings=left.settings,
+            model=one,
+            base_url=base_url,
+            chat_template=template,
+            api_key=key,
+            settings=settings,
+            selection=selection,
+            processes=processes,
+            record=records[name],
         )
-        for model, name in product(models or [None], environments)
+        for one, name in product(models or [None], names)
     ]
+    outcomes = evaluate(checked(requests), output=output, resume=resume)
+    _show_outcomes(outcomes, as_json=as_json)
+    _require_enough(outcomes, max_failed=max_failed)
 
 
 def _distinct(what: str, names: Sequence[str]) -> list[str]:
@@ -256,17 +261,6 @@ def _distinct(what: str, names: Sequence[str]) -> list[str]:
         if names.count(name) > 1:
             raise ConfigError(f"{what} {name!r} is given twice; give it once")
     return list(names)
-
-
-def _process_settings(
-    isolation: Isolation, num_workers: int, addresses: list[str], memory_limit_mb: int | None
-) -> ProcessSettings:
-    return ProcessSettings(
-        isolation=isolation,
-        num_workers=num_workers,
-        addresses=tuple(addresses),
-        memory_limit_bytes=None if memory_limit_mb is None else memory_limit_mb * 2**20,
-    )
 
 
 def _api_key(variable: str | None) -> ApiKey:
@@ -326,3 +320,79 @@ def _object(text: str | None) -> dict[str, JsonValue]:
         if name in _NOT_OURS:
             raise ConfigError(f"--extra-body: {name} cannot be given: {_NOT_OURS[name]}")
     return cast(dict[str, JsonValue], fields)
+
+
+def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:
+    """Print the result of a single eval, or one table of several."""
+    if as_json:
+        fields = [_to_json(one) for one in outcomes]
+        if len(outcomes) == 1 and outcomes[0].result is not None:
+            typer.echo(json.dumps(plain(result_to_json(outcomes[0].result)), indent=2))
+        else:
+            typer.echo(json.dumps(plain(fields), indent=2))
+        return
+    if len(outcomes) > 1:
+        _print_table(outcomes)
+    for one in outcomes:
+        if len(outcomes) == 1 and one.result is not None:
+            print_result(one.result, one.folder.path)
+        if one.error is not None:
+            message = f"Failed: {one.request.name}: {one.error}"
+            Console(highlight=False).print(Text(message, style="yellow"), soft_wrap=True)
+        if one.result is not None and one.result.num_scored:
+            print_errors(first_errors(one.folder.rows()))
+
+
+def _require_enough(outcomes: Sequence[EvalOutcome], *, max_failed: float) -> None:
+    """Raise the first error, or TooManyFailedError if more than `max_failed` of an eval failed."""
+    for one in outcomes:
+        if one.error is not None:
+            raise one.error
+    for one in outcomes:
+        result = one.result
+        if result is None:
+            continue
+        reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
+        if result.num_scored == 0:
+            errors = first_errors(one.folder.rows())
+            first = f"; the first error: {errors[0]}" if errors else ""
+            raise TooManyFailedError(
+                f"no rollout was scored: {result.num_failed} failed ({reasons}); their errors are "
+                f"in {one.folder.path / 'rollouts.jsonl'}{first}"
+            )
+        if result.num_failed > max_failed * result.num_rollouts:
+            raise TooManyFailedError(
+                f"{one.request.name}: {result.num_failed} of {result.num_rollouts} rollouts failed "
+                f"({reasons}), more than --max-failed {max_failed:g} allows, so the result may not "
+                f"be trusted; repeat the command with --output {one.folder.path} --resume to play "
+                "them again, or raise --max-failed"
+            )
+
+
+def _to_json(outcome: EvalOutcome) -> JsonValue:
+    return {
+        "environment": outcome.request.environment,
+        "model": outcome.request.model,
+        "folder": str(outcome.folder.path),
+        "error": str(outcome.error) if outcome.error is not None else None,
+        "result": result_to_json(outcome.result) if outcome.result is not None else None,
+    }
+
+
+def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
+    console = Console(width=WIDTH, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("environment")
+    table.add_column("model")
+    results = [one.result for one in outcomes if one.result is not None]
+    k = min(results[0].pass_at) if results else 1
+    for name in (f"pass@{k}", "95% interval", "reward", "scored"):
+        table.add_column(name, justify="right")
+    for one in outcomes:
+        cells = result_cells(one.result, k) if one.result else ["-", "-", "-", "failed"]
+        table.add_row(one.request.environment, one.request.model or "", *cells)
+    console.print(table)
+    for one in outcomes:
+        console.print(Text(f"{one.request.name}: {one.folder.path}"), soft_wrap=True)
+        for line in count_lines(one.result) if one.result is not None else ():
+            console.print(f"  {line}")

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -209,16 +209,12 @@ def _open_folder(
 def _new_root() -> Path:
     """Return a new folder for several evals."""
     base = Path("runs", "evals", _stamp())
-    base.parent.mkdir(parents=True, exist_ok=True)
-    number, root = 1, base
-    while True:
-        try:
-            root.mkdir()
-        except FileExistsError:
-            number += 1
-            root = base.with_name(f"{base.name}-{number}")
-        else:
+    for number in count(1):
+        root = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            root.mkdir(parents=True)
             return root
+    raise AssertionError("there is always another number")
 
 
 def _folder_name(request: EvalRequest) -> str:
