@@ -5,9 +5,9 @@ import os
 import random
 from collections.abc import Callable, Mapping
 
+from tests.simulation.disk import DiskTimes
 from tests.simulation.plan import FaultPlan, after
 
-from telescope_train.simulation.disk import DiskTimes
 from telescope_train.simulation.run import SimulatedRun
 
 _ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -67,7 +67,7 @@ def _fail_sometimes(plan: FaultPlan, chance: random.Random) -> None:
             code = chance.choice(_ERRORS)
             return OSError(code, os.strerror(code))
 
-        run.disk.failure = failure
+        run.ranks.disk.failure = failure
 
     plan.also(disturb)
 
@@ -79,7 +79,7 @@ def _while_saving(
     share, num_left = chance.choice([0.05, 0.3]), chance.randint(1, 4)
 
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
-        told = run.disk.on_write
+        told = run.ranks.disk.on_write
 
         def on_write(seconds: float) -> None:
             nonlocal num_left
@@ -88,7 +88,7 @@ def _while_saving(
                 num_left -= 1
                 after(chance.uniform(0, 1.2 * seconds), death(run))
 
-        run.disk.on_write = on_write
+        run.ranks.disk.on_write = on_write
 
     plan.also(disturb)
 

@@ -1,18 +1,20 @@
 """Kinds of faults: what each changes in a run, drawn by chance."""
 
+import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from tests.simulation.checkpoint_kinds import CHECKPOINT_FAULTS
+from tests.simulation.disk import DiskTimes
+from tests.simulation.fleet import SimulatedFleet
 from tests.simulation.plan import FaultPlan, after, later
 
 from telescope_core.base.types import Group
 from telescope_train.inference.supervisor import MOST_RESTARTS
-from telescope_train.simulation.disk import DiskTimes
+from telescope_train.simulation.engine import SimulatedEngine
 from telescope_train.simulation.environments import bimodal, lognormal
-from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import SimulatedRun
 from telescope_train.simulation.servers import SimulatedClient
 
@@ -81,7 +83,7 @@ def _small_cache(plan: FaultPlan, chance: random.Random) -> None:
 def _one_slow_server(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         engine = chance.choice(run.engines)
-        later(chance, lambda: engine.change_speed(chance.uniform(3, 20)))
+        later(chance, lambda: _change_speed(engine, chance.uniform(3, 20)))
 
     plan.disturb = disturb
 
@@ -90,9 +92,24 @@ def _server_stands_still(plan: FaultPlan, chance: random.Random) -> None:
     def disturb(run: SimulatedRun, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 4)):
             engine = chance.choice(run.engines)
-            later(chance, lambda engine=engine: engine.stand_still(chance.uniform(5, 60)))
+            later(chance, lambda engine=engine: _stand_still(engine, chance.uniform(5, 60)))
 
     plan.disturb = disturb
+
+
+def _change_speed(engine: SimulatedEngine, factor: float) -> None:
+    """Take `factor` times as long for each step from now on."""
+    engine._advance()
+    engine.speed = replace(engine.speed, step_s=engine.speed.step_s * factor)
+    engine._wake()
+
+
+def _stand_still(engine: SimulatedEngine, seconds: float) -> None:
+    """Do nothing for a while, as behind a broken network, and continue."""
+    engine._advance()
+    now_s = asyncio.get_running_loop().time()
+    engine._stalled_until_s = max(now_s, engine._stalled_until_s) + seconds
+    engine._wake()
 
 
 def _servers_die(plan: FaultPlan, chance: random.Random) -> None:

@@ -4,12 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from tests.simulation.disk import Weights
+
 from telescope_core.base.types import RolloutStatus
 from telescope_core.records import RolloutRow
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.sampled import SamplerState
-from telescope_train.simulation.disk import Weights
 from telescope_train.simulation.run import History
 
 _ENDS = (Stage.DONE, Stage.CANCELLED, Stage.FAILED)

@@ -5,10 +5,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from telescope_train.simulation.disk import DiskTimes
+from tests.simulation.disk import DiskTimes
+from tests.simulation.fleet import SimulatedFleet
+
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import Workload, bimodal, lognormal
-from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import SimulatedRun
 from telescope_train.simulation.servers import ServerTimes
 from telescope_train.simulation.trainer import TrainerSpeed

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.simulation.disk import Weights, describe_nothing, read_weights
 from tests.simulation.ledger import Ledger
 
 from telescope_core.base.errors import TelescopeError
@@ -28,7 +29,6 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts, train
 from telescope_train.restarts import run_with_restarts
 from telescope_train.rollouts.sampled import BEGINNING
-from telescope_train.simulation.disk import Weights, describe_nothing, read_weights
 from telescope_train.simulation.run import Scenario, SimulatedRun
 
 
@@ -93,7 +93,7 @@ class RestartedRun:
             try:
                 await driver
             except (TelescopeError, OSError):
-                if not run.disk.num_failures:
+                if not run.ranks.disk.num_failures:
                     raise
                 return False
             return True
@@ -164,7 +164,7 @@ class RestartedRun:
             run.ranks,
             parts.sampler,
             resumed_from=None if begun is None else begun.path,
-            call=run.disk.call,
+            call=run.ranks.disk.call,
             describe=describe_nothing,
         )
         try:

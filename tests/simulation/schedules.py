@@ -8,8 +8,10 @@ import random
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from tests.simulation.disk import SavingRanks
 from tests.simulation.kinds import KINDS
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import FaultPlan, nothing, some_workload
@@ -101,7 +103,7 @@ def schedule(kind: str, number: int) -> Schedule:
             engine=plan.engine,
             servers=plan.servers,
             trainer=plan.trainer,
-            disk=plan.disk,
+            ranks=partial(SavingRanks, times=plan.disk),
             fleet=plan.fleet,
             # As a real run does: what one server does wrong holds up no other.
             call=call_servers,

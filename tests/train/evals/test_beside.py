@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulation.fleet import SimulatedFleet
 from tests.train.simulated_config import small_batches
 
 from telescope_core.records import RunFolder
@@ -28,7 +29,6 @@ from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import train
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload, lognormal
-from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.run import History, Scenario, SimulatedRun
 from telescope_train.simulation.servers import ServerTimes, SimulatedClient, SimulatedPolicy
 from telescope_train.simulation.virtual_time import run_in_virtual_time

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from tests.simulation.fleet import SimulatedFleet
 
 from telescope_core.errors import EndpointLostError, ProcessDiedError
 from telescope_core.records.servers import ServerEvent, ServerState
@@ -16,7 +17,6 @@ from telescope_train.inference.servers import _NEXT, Server
 from telescope_train.inference.supervisor import GOOD_LIFE_S, MOST_RESTARTS, Fleet, Supervisor
 from telescope_train.observability.calls import CallEnd, Watching
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
-from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.servers import (
     TOKENS_PER_ID,
     Planned,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.simulation.checkpoint_kinds import CHECKPOINT_FAULTS
+from tests.simulation.disk import SavingRanks
 from tests.simulation.schedules import Ledger, play, played, schedule
 
 from telescope_core.base.file_proofs import FileProof
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import RunCheckpoint
 from telescope_train.checkpoints.saver import Checkpointer
-from telescope_train.simulation.trainer import SimulatedRanks
 
 KILLED = "driver-killed-while-saving"
 
@@ -70,16 +70,16 @@ def test_a_checkpoint_that_gets_its_name_too_early_is_noticed(
 
 @pytest.mark.slow
 def test_weights_of_another_step_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = SimulatedRanks.load_checkpoint
+    load = SavingRanks.load_checkpoint
 
-    async def behind(self: SimulatedRanks, folder: Path, proofs: Mapping[str, FileProof]) -> None:
+    async def behind(self: SavingRanks, folder: Path, proofs: Mapping[str, FileProof]) -> None:
         other = folder.with_name("other")
         shutil.copytree(folder, other, dirs_exist_ok=True)
         path = other / "weights.json"
         path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
         await load(self, other, {})
 
-    monkeypatch.setattr(SimulatedRanks, "load_checkpoint", behind)
+    monkeypatch.setattr(SavingRanks, "load_checkpoint", behind)
     kind = "ranks-die-while-saving"
     assert first_with("weights learned", kind) is not None
     assert first_with("undisturbed weights", kind) is not None

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from telescope_core.base.errors import EndpointError
 from telescope_core.base.types import Span, WeightVersion
@@ -247,18 +247,6 @@ class SimulatedEngine:
     def is_alive(self) -> bool:
         """Whether it would answer a health check."""
         return self._dead is None and not self._is_hung
-
-    def stand_still(self, seconds: float) -> None:
-        """Do nothing for a while, as behind a broken network, and continue."""
-        self._advance()
-        self._stalled_until_s = max(self._clock.time(), self._stalled_until_s) + seconds
-        self._wake()
-
-    def change_speed(self, factor: float) -> None:
-        """Take `factor` times as long for each step from now on."""
-        self._advance()
-        self.speed = replace(self.speed, step_s=self.speed.step_s * factor)
-        self._wake()
 
     def hang(self) -> None:
         """Stop answering, without an error."""

@@ -19,16 +19,14 @@ from telescope_train.cluster.supervision import supervised
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.servers import CallServers
-from telescope_train.inference.supervisor import Supervisor
+from telescope_train.inference.supervisor import Fleet, Supervisor
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
 from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.slots import Concurrency
-from telescope_train.simulation.disk import DiskTimes, SimulatedDisk
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
-from telescope_train.simulation.fleet import SimulatedFleet
 from telescope_train.simulation.servers import (
     ServerTimes,
     SimulatedClient,
@@ -59,8 +57,8 @@ class Scenario:
     engine: EngineSpeed = field(default_factory=EngineSpeed)
     servers: ServerTimes = field(default_factory=ServerTimes)
     trainer: TrainerSpeed = field(default_factory=TrainerSpeed)
-    disk: DiskTimes = field(default_factory=DiskTimes)
-    fleet: Callable[[Sequence[SimulatedEngine]], SimulatedFleet] | None = None
+    ranks: Callable[[int, TrainerSpeed], SimulatedRanks] = SimulatedRanks
+    fleet: Callable[[Sequence[SimulatedEngine]], Fleet] | None = None
     """Creates the fleet that restarts lost servers; None = none is lost."""
     call: CallServers = call_in_step
     """Calls many servers; `call_servers` if their times differ."""
@@ -184,8 +182,7 @@ class SimulatedRun:
             SimulatedEngine(scenario.engine, name=f"server-{index}")
             for index in range(scenario.num_servers)
         ]
-        self.disk = SimulatedDisk(scenario.disk)
-        self.ranks = SimulatedRanks(scenario.num_ranks, scenario.trainer, self.disk)
+        self.ranks = scenario.ranks(scenario.num_ranks, scenario.trainer)
         self.pool = ServerPool(
             [
                 SimulatedClient(one, scenario.servers, lambda: self.ranks.digest)

@@ -2,26 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.base.file_proofs import FileProof, wrong_contents
-from telescope_train.backends.protocol import BatchFacts, RankDiedError
+from telescope_train.backends.protocol import BatchFacts
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch, Shards, StepPlan
 from telescope_train.batches.binning import sample_costs
-from telescope_train.simulation.disk import (
-    DiskTimes,
-    Learned,
-    SimulatedDisk,
-    StateWriter,
-    Weights,
-    read_weights,
-)
 from telescope_train.simulation.servers import TOKENS_PER_ID
 
 
@@ -42,47 +31,18 @@ class TrainerSpeed:
 
 
 class SimulatedRanks:
-    """All ranks; see `backends.protocol.Ranks`. They do one thing after the other."""
+    """All ranks; see `backends.protocol.Ranks`. They do one thing at a time, and save nothing."""
 
-    def __init__(
-        self, num_ranks: int, speed: TrainerSpeed, disk: SimulatedDisk | None = None
-    ) -> None:
-        """`disk`: the disk for checkpoints; None = writes take no time."""
+    def __init__(self, num_ranks: int, speed: TrainerSpeed) -> None:
         self.num_ranks = num_ranks
         self.speed = speed
-        self.weights: Weights = ()
+        self.num_steps = 0
+        """Number of optimizer steps of the present weights."""
         self.busy_s = 0.0
         """Seconds in which the slowest rank was computing."""
-        self._disk = disk or SimulatedDisk(DiskTimes())
-        self._saving: StateWriter | None = None
-        self._gradient: list[PackedBatch] = []
-        """The data over which the gradient was accumulated."""
-        self._version = 0
         self._working_since_s: float | None = None
-        self._died = asyncio.Event()
         self._queue = asyncio.Lock()
         self._chance = random.Random("ranks")
-
-    @property
-    def num_steps(self) -> int:
-        """Number of optimizer steps of the present weights."""
-        return len(self.weights)
-
-    def die(self) -> None:
-        """Fail every later call, and running ones at their end."""
-        self._died.set()
-
-    async def start_again(self) -> None:
-        """Replace ranks that died, with the initial weights."""
-        await self.close()
-        self._died.clear()
-        self._queue = asyncio.Lock()
-        self._take(())
-
-    async def watch(self) -> None:
-        """Never return; raises RankDiedError when the ranks die."""
-        await self._died.wait()
-        raise RankDiedError("trainer ranks died, as planned")
 
     async def train_step(self, plan: StepPlan, version: int) -> dict[str, float]:
         """Take the time of all optimizer steps of `plan`."""
@@ -95,13 +55,11 @@ class SimulatedRanks:
         """Take the time of forward and backward passes: in each round, that of the slowest rank."""
         rounds = zip(*shards, strict=True)
         await self._work(sum(max(self._seconds(batch) for batch in one) for one in rounds))
-        self._version = version
-        self._gradient += (batch for shard in shards for batch in shard)
 
     async def apply_gradient(self, scale: float) -> dict[str, float]:
         """Take the time of an optimizer step."""
         await self._work(self.speed.optimizer_s)
-        self._take((*self.weights, Learned.from_batches(self._version, self._gradient)))
+        self.num_steps += 1
         return {}
 
     async def take_token_facts(self) -> list[list[BatchFacts]]:
@@ -143,47 +101,11 @@ class SimulatedRanks:
     @property
     def digest(self) -> str:
         """Digest that servers report after receiving the weights."""
-        return f"after {self.num_steps} steps, the last {self.weights[-1:]}"
+        return f"after {self.num_steps} steps"
 
     async def sent_digests(self) -> dict[str, str]:
         """Return the digest of the one tensor."""
         return {"weights": self.digest}
-
-    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
-        """Take the time of a copy, and write it in the background."""
-        await self._hold(self._disk.times.copy_s)
-        assert self._saving is None, "finish_checkpoint comes first"
-        self._saving = StateWriter(folder, self.weights, num_ranks=self.num_ranks, disk=self._disk)
-
-    async def checkpoint_is_written(self) -> bool:
-        """Return whether it is written, after the present activity."""
-        await self._hold(0.0)
-        return self._saving is None or self._saving.is_done
-
-    async def finish_checkpoint(self) -> Mapping[str, FileProof]:
-        """Wait for the background write; raises TelescopeError if it failed."""
-        await self._hold(0.0)
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            await saving.wait()
-        return {}  # they are so small that whoever publishes them reads them
-
-    async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
-        """Load the weights of a checkpoint, in no time."""
-        assert not wrong_contents(folder, proofs, proofs)
-        await self._hold(0.0)
-        self._take(read_weights(folder))
-
-    async def save_pretrained(self, folder: Path) -> None:
-        """Write a file in place of the export."""
-        await self._hold(0.0)
-        self._disk.export(folder, self.digest)
-
-    async def close(self) -> None:
-        """Stop the background write."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            await saving.end()
 
     @property
     def busy_until_now_s(self) -> float:
@@ -200,20 +122,7 @@ class SimulatedRanks:
                 await asyncio.sleep(seconds)
             finally:
                 self._working_since_s = None
-            if self._died.is_set():
-                raise RankDiedError("trainer ranks died, as planned")
             self.busy_s += seconds
-
-    def _take(self, weights: Weights) -> None:
-        self.weights, self._gradient = weights, []
-
-    async def _hold(self, seconds: float) -> None:
-        """Do work outside of a step, after the present activity."""
-        async with self._queue:
-            if seconds:
-                await asyncio.sleep(seconds)
-            if self._died.is_set():
-                raise RankDiedError("trainer ranks died, as planned")
 
     def _seconds(self, batch: PackedBatch) -> float:
         lengths_N: NDArray[np.int64] = batch.lengths_S * TOKENS_PER_ID

@@ -1,6 +1,6 @@
 """A simulated disk: real files in a folder, but writing takes virtual time, and may fail.
 
-The `Checkpointer` of a simulated run does its file work by `call`. Simulated ranks write their part
+The `Checkpointer` of a simulated run does its file work by `call`. `SavingRanks` write their part
 by `StateWriter`, as far as readers of checkpoints look at it: `.metadata` comes last.
 """
 
@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from telescope_core.base.errors import TelescopeError
-from telescope_train.batches.batch import PackedBatch
+from telescope_core.base.file_proofs import FileProof, wrong_contents
+from telescope_train.backends.protocol import RankDiedError
+from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.config.schema import ModelSection
+from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
 
 _STATE = "weights.json"
 _METADATA = ".metadata"
@@ -176,3 +179,105 @@ def describe_nothing(folder: Path, settings: ModelSection) -> None:
     """Replace `save_model_description`: there is no model."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model": settings.model}))
+
+
+class SavingRanks(SimulatedRanks):
+    """Ranks that write checkpoints, know what they have learned, and may die."""
+
+    def __init__(self, num_ranks: int, speed: TrainerSpeed, times: DiskTimes) -> None:
+        """`times`: of the disk for checkpoints."""
+        super().__init__(num_ranks, speed)
+        self.disk = SimulatedDisk(times)
+        self.weights: Weights = ()
+        self._saving: StateWriter | None = None
+        self._gradient: list[PackedBatch] = []
+        """The data over which the gradient was accumulated."""
+        self._version = 0
+        self._died = asyncio.Event()
+
+    def die(self) -> None:
+        """Fail every later call, and running ones at their end."""
+        self._died.set()
+
+    async def start_again(self) -> None:
+        """Replace ranks that died, with the initial weights."""
+        await self.close()
+        self._died.clear()
+        self._queue = asyncio.Lock()
+        self._take(())
+
+    async def watch(self) -> None:
+        """Never return; raises RankDiedError when the ranks die."""
+        await self._died.wait()
+        raise RankDiedError("trainer ranks died, as planned")
+
+    async def accumulate_gradient(self, shards: Shards, version: int) -> None:
+        """Take the time of forward and backward passes, and note the data."""
+        await super().accumulate_gradient(shards, version)
+        self._version = version
+        self._gradient += (batch for shard in shards for batch in shard)
+
+    async def apply_gradient(self, scale: float) -> dict[str, float]:
+        """Take the time of an optimizer step, and learn."""
+        metrics = await super().apply_gradient(scale)
+        self._take((*self.weights, Learned.from_batches(self._version, self._gradient)))
+        return metrics
+
+    @property
+    def digest(self) -> str:
+        """Digest that servers report after receiving the weights."""
+        return f"after {self.num_steps} steps, the last {self.weights[-1:]}"
+
+    async def start_checkpoint(self, folder: Path, *, with_training_state: bool) -> None:
+        """Take the time of a copy, and write it in the background."""
+        await self._hold(self.disk.times.copy_s)
+        assert self._saving is None, "finish_checkpoint comes first"
+        self._saving = StateWriter(folder, self.weights, num_ranks=self.num_ranks, disk=self.disk)
+
+    async def checkpoint_is_written(self) -> bool:
+        """Return whether it is written, after the present activity."""
+        await self._hold(0.0)
+        return self._saving is None or self._saving.is_done
+
+    async def finish_checkpoint(self) -> Mapping[str, FileProof]:
+        """Wait for the background write; raises TelescopeError if it failed."""
+        await self._hold(0.0)
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving.wait()
+        return {}  # they are so small that whoever publishes them reads them
+
+    async def load_checkpoint(self, folder: Path, proofs: Mapping[str, FileProof]) -> None:
+        """Load the weights of a checkpoint, in no time."""
+        assert not wrong_contents(folder, proofs, proofs)
+        await self._hold(0.0)
+        self._take(read_weights(folder))
+
+    async def save_pretrained(self, folder: Path) -> None:
+        """Write a file in place of the export."""
+        await self._hold(0.0)
+        self.disk.export(folder, self.digest)
+
+    async def close(self) -> None:
+        """Stop the background write."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving.end()
+
+    async def _work(self, seconds: float) -> None:
+        await super()._work(seconds)
+        self._require_alive()
+
+    async def _hold(self, seconds: float) -> None:
+        """Do work outside of a step, after the present activity."""
+        async with self._queue:
+            if seconds:
+                await asyncio.sleep(seconds)
+            self._require_alive()
+
+    def _require_alive(self) -> None:
+        if self._died.is_set():
+            raise RankDiedError("trainer ranks died, as planned")
+
+    def _take(self, weights: Weights) -> None:
+        self.weights, self.num_steps, self._gradient = weights, len(weights), []
