@@ -14,7 +14,7 @@ from cases import ALGORITHMS, LIMIT, forms_of, loss_of, section_of, terms_of, we
 from slow import Rollout, Token
 
 from telescope_train.algorithms import loss_function
-from telescope_train.algorithms.kl import estimator_of, kl_estimate
+from telescope_train.algorithms.objective import estimator_of, kl_estimate
 from telescope_train.algorithms.terms import Terms, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.config.schema import AlgorithmSection

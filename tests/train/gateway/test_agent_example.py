@@ -20,9 +20,9 @@ from telescope_core.harnesses.compaction_program import SUMMARY
 from telescope_core.in_process import InProcessEnvironment
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.chat.formats import same_words
+from telescope_train.chat.proof import Use, uses_declared
 from telescope_train.chat.renderer import Renderer
 from telescope_train.chat.supervised import render_conversations
-from telescope_train.chat.uses import Use, uses_declared
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.models.tiny import character_tokenizer
 

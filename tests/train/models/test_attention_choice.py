@@ -36,16 +36,14 @@ from telescope_train.models.attention.choice import choose_attention, choose_sha
 from telescope_train.models.attention.kinds import (
     ATTENTION_KINDS,
     EAGER,
+    GATHERED_ATTENTION,
     SDPA,
     SHARING_KINDS,
+    VARLEN_ATTENTION,
     AttentionKind,
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
-from telescope_train.models.attention.varlen import (
-    GATHERED_ATTENTION,
-    VARLEN_ATTENTION,
-)
 
 CPU = torch.device("cpu")
 LAYER = SimpleNamespace(is_causal=True)

@@ -12,10 +12,9 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.formats import same_words
-from telescope_train.chat.proof import keeps_text_with_calls
+from telescope_train.chat.proof import Use, keeps_text_with_calls
 from telescope_train.chat.renderer import Prompt, Renderer
 from telescope_train.chat.rendering import written_turn
-from telescope_train.chat.uses import Use
 
 TOOLS = [
     {

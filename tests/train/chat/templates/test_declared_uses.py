@@ -7,8 +7,8 @@ import pytest
 from telescope_core.errors import ConfigError, TemplateLossError
 from telescope_core.types import EnvironmentDescription
 from telescope_train.chat.probe import declared_uses
+from telescope_train.chat.proof import Use
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.chat.uses import Use
 from telescope_train.config.schema import TrainConfig
 
 PROMPT = "{{ '|' if add_generation_prompt }}"

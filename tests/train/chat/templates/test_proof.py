@@ -13,9 +13,9 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.probe import probe_template
+from telescope_train.chat.proof import Use
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.chat.supervised import end_note, render_conversations
-from telescope_train.chat.uses import Use
 from telescope_train.config.schema import ModelSection
 
 ASKED = (Message(role="user", content="2+2="),)

@@ -1,10 +1,12 @@
-"""Shared by backends around their optimizers: progress, rates, skipped steps, changed weights."""
+"""Shared by backends around their optimizers: progress, rates, changed weights, random states."""
 
 import math
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from telescope_core.base.errors import TelescopeError
@@ -129,3 +131,31 @@ def learning_rate_factor(
     progress = min(1.0, (step - warmup_steps) / max(1, number_of_steps - warmup_steps))
     remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return min_lr_ratio + (1.0 - min_lr_ratio) * remaining
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator that this process may use."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every generator."""
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore the state of every generator; that of a GPU may be absent."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

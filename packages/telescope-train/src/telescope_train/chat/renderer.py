@@ -21,12 +21,11 @@ from telescope_train.chat.encoder import Encoder
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.formats.thinking import NO_REASONING
-from telescope_train.chat.proof import refusal, thinking_mark
+from telescope_train.chat.proof import Use, refusal, thinking_mark, uses_of
 from telescope_train.chat.rendering import Rendering, Tools
 from telescope_train.chat.special_tokens import decoded, no_end, turn_end
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
-from telescope_train.chat.uses import Use, uses_of
 from telescope_train.config.schema import ModelSection
 
 LONG_CHARACTERS = 2**15

@@ -115,11 +115,8 @@ async def recording(
                 settings.export_to, traces, run=settings.run, model=settings.model, warn=warn
             )
             stack.callback(export.close)
-            add_call, hear, forward = (
-                _both(calls.add, export.call),
-                export.attempt,
-                export.forwarding.put,
-            )
+            add_call, hear = _both(calls.add, export.call), export.attempt
+            forward = export.forwarding.put
         endpoint = None
         if settings.receives_traces:
 
@@ -135,6 +132,14 @@ async def recording(
                 forward=forward,
             )
             endpoint = (await stack.enter_async_context(receiver)).endpoint
+
+        def evaluated(point: EvalPoint, result: EvalResult) -> None:
+            numbers = eval_numbers(point, result)
+            if shown is not None:
+                shown.eval_point(point.name, numbers)
+            if tracking is not None:
+                tracking.eval_point(point.version, point.name, numbers)
+
         is_traced = settings.receives_traces or settings.export_to is not None
         events = EventLog(events_folder, hear=hear)
         stack.callback(events.close)
@@ -145,27 +150,14 @@ async def recording(
             timeline=Timeline(spans.add),
             meter=meter,
             row=row,
-            evaluated=partial(_evaluated, settings.prometheus, tracking),
-            shown=settings.prometheus,
+            evaluated=evaluated,
+            shown=shown,
             traces_endpoint=endpoint,
         )
 
 
 def _close(tracking: Tracking, kind: type[BaseException] | None, *_: object) -> None:
     tracking.close("failed" if kind else "finished")
-
-
-def _evaluated(
-    shown: PrometheusEndpoint | None,
-    tracking: Tracking | None,
-    point: EvalPoint,
-    result: EvalResult,
-) -> None:
-    numbers = eval_numbers(point, result)
-    if shown is not None:
-        shown.eval_point(point.name, numbers)
-    if tracking is not None:
-        tracking.eval_point(point.version, point.name, numbers)
 
 
 def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:

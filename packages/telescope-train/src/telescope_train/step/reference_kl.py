@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.base.types import Group
-from telescope_train.algorithms.kl import Estimator, estimator_of, kl_estimate
+from telescope_train.algorithms.objective import Estimator, estimator_of, kl_estimate
 from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout

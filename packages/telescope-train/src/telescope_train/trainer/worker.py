@@ -26,8 +26,8 @@ from telescope_train.algorithms.policy_gradient import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
 from telescope_train.backends.distributed_checkpoint import Saving, require_proved
+from telescope_train.backends.progress import seed_everything
 from telescope_train.backends.protocol import BackendSettings, BatchFacts
-from telescope_train.backends.seeding import seed_everything
 from telescope_train.backends.trainer_backend import GradientResult, Loss, UpdateResult
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch

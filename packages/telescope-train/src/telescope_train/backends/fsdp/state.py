@@ -22,8 +22,7 @@ from telescope_train.backends.distributed_checkpoint import (
     load_state,
     saved_keys,
 )
-from telescope_train.backends.progress import Progress
-from telescope_train.backends.seeding import random_state, set_random_state
+from telescope_train.backends.progress import Progress, random_state, set_random_state
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import no_progress_bars

@@ -23,8 +23,7 @@ from telescope_train.backends.distributed_checkpoint import (
 )
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.optimizer import Stepper
-from telescope_train.backends.progress import Progress
-from telescope_train.backends.seeding import random_state, set_random_state
+from telescope_train.backends.progress import Progress, random_state, set_random_state
 
 _FACTS = "megatron.json"
 """File for facts that the library's own files lack."""

@@ -1,13 +1,15 @@
 """The kinds of attention of the trainer for packed rows, in the order in which they are tried.
 
 A kind states when it cannot be used and which arguments the layers get. `attention.choice` tests
-whether it really keeps packed sequences apart.
+whether it really keeps packed sequences apart. Dims: T tokens of the row, K keys that all samples
+attend to, H heads, D head size.
 """
 
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,20 +21,90 @@ from telescope_train.models.attention.blocks import (
     Sequences,
     cumulative,
     packed_attention,
+    refuse_options,
 )
 from telescope_train.models.attention.cascade import (
     CASCADE_ATTENTION,
     CascadeLayout,
     cascade_attention,
 )
-from telescope_train.models.attention.varlen import (
-    GATHERED_ATTENTION,
-    VARLEN_ATTENTION,
-    gathered_attention,
-    has_varlen,
-    varlen_attention,
-)
 from telescope_train.models.moving import to_device
+
+VARLEN_ATTENTION = "telescope_varlen"
+GATHERED_ATTENTION = "telescope_gathered"
+
+
+def has_varlen() -> bool:
+    """Return whether this torch has variable-length attention."""
+    return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+
+
+# Not compiled, like the attention in blocks: sequences differ from row to row.
+@torch.compiler.disable
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within each sequence by torch's own kernels: CUDA, half precision.
+
+    [1, H, T, D] in, [1, T, H, D] out, as transformers expects.
+    """
+    refuse_options(options)
+    from torch.nn.attention.varlen import varlen_attn
+
+    # transformers' window includes the token itself, the kernel counts only tokens to its left. 0
+    # tokens to the right make it causal: the last query sees the last key.
+    window = options.get("sliding_window")
+    left = -1 if window is None else window - 1
+    output_THD = varlen_attn(
+        *(states[0].transpose(0, 1) for states in (query, key, value)),
+        cu_seq_lens_q,
+        options["cu_seq_lens_k"],
+        options["max_length_q"],
+        options["max_length_k"],
+        scale=scaling,
+        window_size=(left, 0),
+        enable_gqa=True,
+    )
+    # It returns a tuple only if the log-sum-exp is asked for.
+    assert isinstance(output_THD, torch.Tensor)
+    return output_THD.unsqueeze(0), None
+
+
+@torch.compiler.disable
+def gathered_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    over: str,
+    keys_K: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend by the implementation `over` to the keys at positions `keys_K`; None = to all.
+
+    In rows with shared prefixes, each sample's own tokens attend to all that it begins with, causal
+    from the end.
+    """
+    if keys_K is not None:
+        key, value = (states.index_select(2, keys_K) for states in (key, value))
+    # transformers' flash attention takes its kernels by the name in the config of the module, where
+    # the name of this function stands.
+    asked: Any = SimpleNamespace(
+        config=SimpleNamespace(_attn_implementation=over), is_causal=module.is_causal
+    )
+    output, _ = AttentionInterface()[over](asked, query, key, value, attention_mask, **options)
+    return output, None
+
 
 FLASH_ATTN_HINT = (
     "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
