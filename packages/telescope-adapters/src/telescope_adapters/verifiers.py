@@ -33,7 +33,7 @@ from telescope_core.base.errors import (
 from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.gateway.reply import reply_json
+from telescope_core.gateway.chat_server import reply_json
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
 """Errors of reward functions in the running rollout, with their names."""

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from telescope_core.base.attempts import as_cancelled, as_failed, is_too_long
@@ -45,16 +45,6 @@ from telescope_core.gateway.request import (
     max_tokens_of,
 )
 from telescope_core.gateway.server import Gateway, Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MessageKey:
-    """Identifies a message in a history that a program sends back."""
-
-    role: str
-    content: str
-    calls: tuple[tuple[str, str], ...]
-    tool_call_id: str | None
 
 
 class Recorder:
@@ -118,13 +108,10 @@ def _is_same(known: Message, sent: Message) -> bool:
     return known == sent or _key(known) == _key(sent)
 
 
-def _key(message: Message) -> _MessageKey:
-    return _MessageKey(
-        role=message.role,
-        content=message.content.strip(),
-        calls=tuple((call.id, call.name) for call in message.tool_calls),
-        tool_call_id=message.tool_call_id,
-    )
+def _key(message: Message) -> tuple[object, ...]:
+    """Return what identifies a message in a history that a program sends back."""
+    calls = tuple((call.id, call.name) for call in message.tool_calls)
+    return (message.role, message.content.strip(), calls, message.tool_call_id)
 
 
 def _lost_thinking(known: Message, sent: Message) -> bool:

@@ -75,7 +75,7 @@ class Session:
             raise ended()
         # A task of its own, because `end` has to cancel the request without canceling the HTTP
         # handler that waits for it: the handler still has to tell the client why.
-        task = asyncio.get_running_loop().create_task(_answered(policy, request))
+        task = asyncio.get_running_loop().create_task(policy.answer(request))
         self._asking.add(task)
         try:
             return await task
@@ -102,10 +102,6 @@ class Session:
         self.is_open = False
         for task in self._asking:
             task.cancel()
-
-
-async def _answered(policy: Answering, request: ChatRequest) -> Completion:
-    return await policy.answer(request)
 
 
 def ended() -> Refusal:

@@ -19,8 +19,15 @@ from telescope_core.records.arrow import arrow_modules, in_chunks, reading
 from telescope_core.records.folders import whole_file
 from telescope_core.records.rows import RolloutRow, row_from_json, row_without_tokens
 from telescope_core.records.step_files import StepPart, moved
-from telescope_core.records.token_columns import COLUMNS, read_tokens, token_columns, token_fields
-from telescope_core.records.tokens import PER_TURN, PLACE_FIELDS, Tokens
+from telescope_core.records.tokens import (
+    COLUMNS,
+    PER_TURN,
+    PLACE_FIELDS,
+    Tokens,
+    read_tokens,
+    token_columns,
+    token_fields,
+)
 
 CHUNK_BYTES = 64 * 2**20
 """Approximate bytes of tokens, texts and numbers that are copied at a time and form a row group."""

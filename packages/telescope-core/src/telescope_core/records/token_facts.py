@@ -13,7 +13,7 @@ from typing import Any
 from telescope_core.records.arrow import arrow_modules, in_chunks, reading
 from telescope_core.records.folders import whole_file
 from telescope_core.records.step_files import StepPart
-from telescope_core.records.token_columns import arrays_in, list_array
+from telescope_core.records.tokens import arrays_in, list_array
 
 TOKEN_FACTS_FOLDER = "token_facts"
 CHUNK_TOKENS = 2**18

@@ -1,15 +1,19 @@
 """The tokens of a rollout in records: each chain once, and each turn as a place in a chain.
 
-Records of earlier versions hold the whole prompt of every turn; they are read into chains. Pure.
+Records of earlier versions hold the whole prompt of every turn; they are read into chains.
+In columns of Parquet, `chains` has the chains of a rollout and `turns` the place of each turn in
+them; tokens are copied as bytes, without an object per token, and their lists have 64-bit offsets.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from telescope_core.base.chains import ChainRecorder, SampledTokens, TokenChain, chains_of
 from telescope_core.base.types import JsonValue
+from telescope_core.records.arrow import arrow_modules
 
 Tokens: TypeAlias = tuple[SampledTokens | None, ...]
 """The tokens of each turn; None for a turn whose endpoint returned none."""
@@ -116,3 +120,87 @@ def tokens_of_turns(
     recorder = ChainRecorder()
     turns = zip(prompt_ids, completion_ids, logprobs, strict=True)
     return tuple(recorder.record(*turn) if turn[0] or turn[1] else None for turn in turns)
+
+
+COLUMNS = ("chains", "turns")
+
+
+def token_fields() -> list[tuple[str, Any]]:
+    """Return name and Arrow type of each column."""
+    arrow, _ = arrow_modules()
+    place = arrow.struct([(name, arrow.int64()) for name in PLACE_FIELDS])
+    return [("chains", arrow.list_(_chain_type())), ("turns", arrow.list_(place))]
+
+
+def token_columns(tokens: Sequence[Tokens | None]) -> dict[str, Any]:
+    """Return the columns of rows by name; null for a row without tokens."""
+    arrow, _ = arrow_modules()
+    types = dict(token_fields())
+    rows = [None if one is None else numbered(one) for one in tokens]
+    recorded = [row for row in rows if row is not None]
+    sizes = [0 if row is None else len(row.chains) for row in rows]
+    every = [chain for row in recorded for chain in row.chains]
+    columns = [
+        arrow.array([parent for row in recorded for parent in row.parents], arrow.int32()),
+        arrow.array([one.num_shared for one in every], arrow.int64()),
+        list_array([one.own_ids for one in every], arrow.int32()),
+        list_array([one.logprobs for one in every], arrow.float32()),
+    ]
+    chains = arrow.ListArray.from_arrays(
+        arrow.array([0, *accumulate(sizes)], arrow.int32()),
+        arrow.StructArray.from_arrays(columns, fields=list(_chain_type())),
+        mask=arrow.array([row is None for row in rows], arrow.bool_()),
+    )
+    places = [None if row is None else row.places for row in rows]
+    return {"chains": chains, "turns": arrow.array(places, types["turns"])}
+
+
+def read_tokens(chains: Any, turns: Any) -> Iterator[Tokens | None]:
+    """Yield the tokens of each row from the two columns."""
+    parents_column, num_shared_column, ids_column, logprobs_column = chains.flatten().flatten()
+    token_ids, logprobs = arrays_in("i", ids_column), arrays_in("f", logprobs_column)
+    parents, num_shared = parents_column.to_pylist(), num_shared_column.to_pylist()
+    first = 0
+    for size, places in zip(chains.value_lengths().to_pylist(), turns.to_pylist(), strict=True):
+        if size is None:
+            yield None
+            continue
+        part = slice(first, first + size)
+        first += size
+        found = linked(token_ids[part], logprobs[part], parents[part], num_shared[part])
+        yield at_places(found, places)
+
+
+def _chain_type() -> Any:
+    arrow, _ = arrow_modules()
+    return arrow.struct(
+        [
+            ("parent", arrow.int32()),
+            ("num_shared", arrow.int64()),
+            ("token_ids", arrow.large_list(arrow.int32())),
+            ("logprobs", arrow.large_list(arrow.float32())),
+        ]
+    )
+
+
+def list_array(lists: Sequence["array[Any]"], kind: Any) -> Any:
+    """Return a column of lists of the 4-byte type `kind`."""
+    arrow, _ = arrow_modules()
+    offsets = [0, *accumulate(map(len, lists))]
+    content = arrow.py_buffer(b"".join(lists))
+    values = arrow.Array.from_buffers(kind, offsets[-1], [None, content])
+    return arrow.LargeListArray.from_arrays(arrow.array(offsets, arrow.int64()), values)
+
+
+def arrays_in(code: str, lists: Any) -> "list[array[Any]]":
+    """Return the elements of a list column as arrays of type `code`, which has 4 bytes."""
+    # `flatten` gives what the lists hold from the first element on, whatever they are a part of.
+    values = lists.flatten()
+    content = memoryview(values.buffers()[1] or b"")
+    found: list[array[Any]] = []
+    sizes: list[int] = lists.value_lengths().to_pylist()
+    for start, end in pairwise(accumulate(sizes, initial=int(values.offset))):
+        one: array[Any] = array(code)
+        one.frombytes(content[4 * start : 4 * end])
+        found.append(one)
+    return found

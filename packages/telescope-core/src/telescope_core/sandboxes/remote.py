@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from shlex import quote
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from telescope_core.base.errors import TelescopeError
 from telescope_core.sandboxes.protocol import (
@@ -72,8 +72,15 @@ class ShellAnswer:
     """Its standard output, which may be followed by standard error."""
 
 
+Opening = Callable[[str, int], AbstractAsyncContextManager[str]]
+"""Opens host and port during a block, as `Sandbox.opened`."""
+
+
 class Service(Protocol):
-    """One sandbox at a service, with four calls that raise only SandboxErrors."""
+    """One sandbox at a service, with four calls that raise only SandboxErrors.
+
+    It may have `opened`, which opens an address of this machine to the programs of the sandbox.
+    """
 
     @property
     def id(self) -> str:
@@ -94,15 +101,6 @@ class Service(Protocol):
 
     async def delete(self) -> None:
         """End the sandbox, even if it has already ended."""
-        ...
-
-
-@runtime_checkable
-class Opening(Protocol):
-    """A service that can open an address of this machine to the programs of a sandbox."""
-
-    def opened(self, host: str, port: int) -> AbstractAsyncContextManager[str]:
-        """Open it during a block, as `Sandbox.opened`."""
         ...
 
 
@@ -219,9 +217,10 @@ class RemoteSandbox:
         """Open an address if the service can; sandboxes elsewhere cannot reach this machine."""
         require_endpoint(self.id, self._spec)
         self._require_open()
-        if isinstance(self._service, Opening):
-            return self._service.opened(host, port)
-        raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
+        opening: Opening | None = getattr(self._service, "opened", None)
+        if opening is None:
+            raise SandboxError(f"sandbox {self.id} cannot have {host}:{port} opened to it")
+        return opening(host, port)
 
     async def close(self) -> None:
         """End the sandbox at its service; after an error, another call tries again."""

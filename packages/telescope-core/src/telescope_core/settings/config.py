@@ -54,7 +54,7 @@ class _Layers:
     """Source of the winning value, such as `run.toml` or `flag --use_tis`."""
 
     def add(self, path: KeyPath, value: JsonValue, origin: str) -> None:
-        self.values[path] = _merged(self.values.get(path), value)
+        self.values[path] = merged(self.values.get(path), value)
         self.origins[path] = origin
 
 
@@ -119,10 +119,11 @@ def leaf_paths(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     return paths
 
 
-def _merged(old: JsonValue, new: JsonValue) -> JsonValue:
+def merged(old: JsonValue, new: JsonValue) -> JsonValue:
+    """Return `new` over `old`: the fields of tables one by one, and other values as a whole."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         both = {**old, **new}
-        return {key: _merged(old.get(key), both[key]) if key in new else both[key] for key in both}
+        return {key: merged(old.get(key), both[key]) if key in new else both[key] for key in both}
     return new
 
 

@@ -1,14 +1,26 @@
-"""`MathGrader`: decides whether a final answer has the same value as the right one."""
+"""`MathGrader`: decides whether a final answer has the same value as the right one.
 
+Threads cannot be stopped and signals reach only the main thread, so a comparison of formulas, which
+may take minutes, has to run in another process: `Helpers`.
+"""
+
+import json
+import os
 import re
+import select
+import subprocess
+import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from math import prod
+from typing import Any
 
-from telescope_core.graders.mathematics.comparing import Verdict
-from telescope_core.graders.mathematics.helpers import Helpers
+from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError
+from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL, Verdict
 from telescope_core.graders.mathematics.notation import MAX_CHARACTERS
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
@@ -22,6 +34,170 @@ from telescope_core.graders.mathematics.values import (
     read_value,
     split_list,
 )
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from telescope_core.graders.mathematics.comparing import main; main()"
+)
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_START_LIMIT_S = 120.0
+_WALL_PER_CPU = 30.0
+"""Seconds of wall time per second of processor time, after which the machine is to blame."""
+_OWN_ENDS = frozenset({-CPU_LIMIT_SIGNAL, -6, -11})
+"""Exit codes that the formulas cause: out of time, or a parser out of stack or memory."""
+
+
+class Helpers:
+    """At most `max_helpers` processes, started on demand; each compares one pair at a time.
+
+    One that takes too long for a pair is killed. Several threads may call `compare` at once; each
+    uses one process while it waits.
+    """
+
+    def __init__(self, *, max_helpers: int, cpu_limit_s: float) -> None:
+        self._cpu_limit_s = cpu_limit_s
+        self._lanes = threading.BoundedSemaphore(max_helpers)
+        self._lock = threading.Lock()
+        self._idle: list[_Helper] = []
+        self._busy: set[_Helper] = set()
+        self._is_closed = False
+
+    def compare(self, answer: str, right: str) -> Verdict:
+        """Return whether two formulas have the same value; unreadable if the time runs out.
+
+        Raises EnvironmentLoadError without `math-verify`, ProcessDiedError when a process dies for
+        another reason than the formulas.
+        """
+        with self._lanes:
+            helper = self._take()
+            try:
+                verdict = helper.ask(answer, right, self._cpu_limit_s)
+            except BaseException:
+                helper.kill()
+                with self._lock:
+                    self._busy.discard(helper)
+                raise
+            self._give_back(helper)
+            return verdict
+
+    def close(self) -> None:
+        """End all processes; a comparison that is going on raises ProcessDiedError."""
+        with self._lock:
+            self._is_closed = True
+            helpers = [*self._idle, *self._busy]
+            self._idle.clear()
+        for helper in helpers:
+            helper.kill()
+
+    def _take(self) -> "_Helper":
+        with self._lock:
+            if self._is_closed:
+                raise ProcessDiedError("the grader of mathematics is closed; build another one")
+            helper = self._idle.pop() if self._idle else _Helper()
+            self._busy.add(helper)
+        return helper
+
+    def _give_back(self, helper: "_Helper") -> None:
+        with self._lock:
+            self._busy.discard(helper)
+            if helper.is_running and not self._is_closed:
+                self._idle.append(helper)
+                return
+        helper.kill()
+
+
+class _Helper:
+    """One process; it is started by the first pair."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._kept = b""
+        self._is_killed = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def ask(self, answer: str, right: str, cpu_limit_s: float) -> Verdict:
+        process = self._started()
+        assert process.stdin is not None, "it was started with a pipe"
+        with suppress(OSError):  # when it is dead, which the answer tells
+            process.stdin.write(f"{json.dumps([answer, right, cpu_limit_s])}\n".encode())
+            process.stdin.flush()
+        told = self._answer(process, _WALL_PER_CPU * cpu_limit_s)
+        if told is not None:
+            return Verdict(told["verdict"])
+        status = process.wait()
+        if status in _OWN_ENDS:
+            return Verdict.UNREADABLE
+        raise ProcessDiedError(
+            f"a process that compares formulas ended with status {status} (a negative status is "
+            "the signal that killed it; -9 often means that memory ran out)"
+        )
+
+    def kill(self) -> None:
+        with self._lock:
+            self._is_killed = True
+            process = self._process
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not yet written is for a process that is gone
+                    pipe.close()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._process is not None:
+            return self._process
+        process = self._start()
+        told = self._answer(process, _START_LIMIT_S)
+        if told is None:
+            raise ProcessDiedError(
+                f"a process that compares formulas ended with status {process.wait()} before it "
+                "was ready"
+            )
+        if "problem" in told:
+            raise EnvironmentLoadError(
+                f"answers that are no numbers are compared by math-verify: {told['problem']}; "
+                "run: pip install 'telescope-core[math]'"
+            )
+        return process
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._is_killed:
+                raise ProcessDiedError("the grader of mathematics was closed")
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            )
+            return self._process
+
+    def _answer(self, process: "subprocess.Popen[bytes]", limit_s: float) -> Any:
+        """Return the next line of `process`; None if it ends without one."""
+        assert process.stdout is not None, "it was started with a pipe"
+        descriptor = process.stdout.fileno()
+        ends_s = time.monotonic() + limit_s
+        while b"\n" not in self._kept:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+                raise ProcessDiedError(
+                    f"a process that compares formulas said nothing for {limit_s:g} s; the machine "
+                    "is too busy"
+                )
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                return None
+            self._kept += part
+        line, _, self._kept = self._kept.partition(b"\n")
+        return json.loads(line)
+
 
 _MAX_POWER = 1000
 _EXPONENT = re.compile(r"\^[\s{(\\-]*([0-9]+)", re.ASCII)
@@ -137,10 +313,9 @@ def _compared(answer: str, right: str, ask: Ask) -> Verdict:
     if not answer.strip():
         return Verdict.DIFFERENT
     value, right_value = read_value(answer), read_value(right)
-    if value == right_value and not isinstance(value, Unreadable):
-        return Verdict.EQUAL
-    if isinstance(value, Unreadable) and value == right_value:
-        return Verdict.EQUAL if value.text else Verdict.UNREADABLE
+    if value == right_value:
+        is_empty = isinstance(value, Unreadable) and not value.text
+        return Verdict.UNREADABLE if is_empty else Verdict.EQUAL
     return _values(value, right_value, ask)
 
 
