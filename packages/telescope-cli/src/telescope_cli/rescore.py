@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
 import typer
-from rich.text import Text
 
 from telescope_cli.eval.command import (
     ConcurrencyOption,
@@ -26,7 +25,7 @@ from telescope_cli.eval.command import (
 )
 from telescope_cli.eval.flags import unparsed
 from telescope_cli.eval.play import recorded
-from telescope_cli.eval.view import AsJsonOption, print_unreadable, stderr_console
+from telescope_cli.eval.view import AsJsonOption, print_unreadable, tell
 from telescope_cli.progress import progress_of
 from telescope_cli.rescore_view import print_rescored
 from telescope_cli.watch import find_run
@@ -60,6 +59,7 @@ from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import write_eval_report
+from telescope_core.settings.config import merged
 
 _MORE_EXAMPLES = 10_000
 """Number of further examples to search, beyond those of the rollouts."""
@@ -163,7 +163,7 @@ def rescore_command(
             "which nothing here can stop; add --ask-judges to allow it"
         )
     saved = _saved(folder, locate_environment(environment).id, of, steps)
-    settings = _merged(saved.settings, left.settings)
+    settings = _with_given(saved.settings, left.settings)
     request = _Request(
         saved=saved,
         environment=environment,
@@ -242,11 +242,9 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
     saved, began_s = request.saved, time.monotonic()
     environment = open_environment(request.environment, request.settings, request.processes)
 
-    def tell(names: tuple[str, ...]) -> None:
-        line = secrets_line(request.environment, names, os.environ)
-        stderr_console().print(Text(line), soft_wrap=True)
-
-    environment.tell_secrets(tell)
+    environment.tell_secrets(
+        lambda names: tell(secrets_line(request.environment, names, os.environ))
+    )
     tally, num_done = Tally(), 0
     try:
         description = await environment.describe()
@@ -455,26 +453,16 @@ def _steps(text: str | None, known: Sequence[int], path: Path) -> tuple[int, ...
     return tuple(found)
 
 
-def _merged(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_given(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recorded settings merged with the given ones; secrets must be given again."""
-    merged = _with(recorded, given)
-    left_out = [name for name, value in merged.items() if value == HIDDEN]
+    settings = cast(dict[str, Any], merged(recorded, given))
+    left_out = [name for name, value in settings.items() if value == HIDDEN]
     if left_out:
         raise ConfigError(
             f"the setting {left_out[0]!r} of the environment is a secret, which the folder does "
             "not hold; give it again with --env.NAME VALUE"
         )
-    return merged
-
-
-def _with(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(recorded)
-    for name, value in given.items():
-        before: object = merged.get(name)
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = _with(cast(dict[str, Any], before), cast(dict[str, Any], value))
-        merged[name] = value
-    return merged
+    return settings
 
 
 def _by_group(rows: Sequence[RolloutRow]) -> Iterator[list[RolloutRow]]:

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from rich.text import Text
-
 from telescope_cli.eval.model import model_folder, require_fitting
 from telescope_cli.eval.selection import Selection, resolve
-from telescope_cli.eval.view import stderr_console
+from telescope_cli.eval.view import tell
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.interruptible import run
 from telescope_core.base.secret_names import secret_values, secrets_line
@@ -125,10 +123,6 @@ async def _resolved(request: EvalRequest) -> EvalRequest:
     environment = open_environment(
         request.environment, request.environment_settings, request.processes
     )
-
-    def tell(text: str) -> None:
-        stderr_console().print(Text(text), soft_wrap=True)
-
     environment.tell_secrets(
         lambda names: tell(secrets_line(request.environment, names, os.environ))
     )

@@ -33,6 +33,11 @@ def stderr_console() -> Console:
     return Console(stderr=True)
 
 
+def tell(text: str, style: str = "") -> None:
+    """Print a line beside the result."""
+    stderr_console().print(Text(text, style=style), soft_wrap=True)
+
+
 @contextmanager
 def announced(text: str) -> Generator[None, None, None]:
     """Show `text` while the block runs; without a terminal, print it as one line."""
@@ -141,7 +146,7 @@ def print_unreadable(problems: Sequence[str]) -> None:
     if problems:
         count = f"{len(problems)} recorded rollout" + ("s" if len(problems) > 1 else "")
         text = f"Note: {count} could not be read and left out; the first one: {problems[0]}"
-        stderr_console().print(Text(text, style="yellow"), soft_wrap=True)
+        tell(text, style="yellow")
 
 
 def print_errors(errors: Sequence[str]) -> None:
