@@ -9,7 +9,7 @@ from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import JsonLines, Logs
-from telescope_ui.files.log_files import logs_of
+from telescope_ui.files.logs import logs_of
 from telescope_ui.files.run_files import listed
 
 BEGAN_S = 1_760_000_000.0

@@ -21,7 +21,7 @@ from telescope_ui.base.lanes import (
 )
 from telescope_ui.files.database import Database
 from telescope_ui.files.json_lines import JsonLines, NewRows
-from telescope_ui.files.log_lines import FileFacts, parsed
+from telescope_ui.files.logs import FileFacts, parsed
 from telescope_ui.files.token_texts import texts_for
 from telescope_ui.index.runs import Runs
 

@@ -13,8 +13,7 @@ from telescope_core.records.logs import last_life
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import LogsParameters
 from telescope_ui.base.wrong_addresses import unfit
-from telescope_ui.files.log_files import Log, logs_of
-from telescope_ui.files.log_lines import LEVELS, LogLine
+from telescope_ui.files.logs import LEVELS, Log, LogLine, logs_of
 from telescope_ui.files.run_files import Listed, listed
 from telescope_ui.index.one_run import OneRun
 
