@@ -4,8 +4,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.facts import facts_of
 from telescope_train.plan.gpus import CONTEXT_BYTES, memory_problems
 from telescope_train.plan.memory import rank_memory

@@ -24,7 +24,7 @@ from gpu_parts.part import Found, Part, left_out, within
 
 from telescope_train.backends import load_backend
 from telescope_train.cluster.ports import free_port
-from telescope_train.config.megatron_section import MegatronSection
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.trainer.worker import Meeting, TrainerWorker
 

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from telescope_train.config.megatron_section import MegatronSection
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.tiny import character_tokenizer
 
 NUM_STEPS = 3

@@ -28,8 +28,8 @@ from telescope_train.backends.megatron.optimizer import (
     precision_values,
 )
 from telescope_train.backends.protocol import BackendSettings
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.facts import facts_of
 from telescope_train.plan.checks.config import check_config
 from telescope_train.plan.checks.megatron import (

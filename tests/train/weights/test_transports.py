@@ -12,7 +12,7 @@ import torch
 from tests.train.weights.conftest import TRANSPORTS, equal, headers_of, odd_tensors
 
 from telescope_core.errors import UnknownNameError
-from telescope_train.config.weights_section import TRANSPORTS_GROUP
+from telescope_train.config.inference_section import TRANSPORTS_GROUP
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.ipc import Handle, rebuild_arguments
 from telescope_train.weights.transport import load_transport, receive, send

@@ -24,8 +24,8 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.cluster_session import ClusterSession
+from telescope_train.config.inference_section import AUTO_TRANSPORT
 from telescope_train.config.schema import TrainConfig
-from telescope_train.config.weights_section import AUTO_TRANSPORT
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, server_settings
@@ -37,9 +37,10 @@ from telescope_train.inference.server_actor import ServerPorts
 from telescope_train.inference.servers import Server
 from telescope_train.inference.sleep import (
     SharedGpuFleet,
-    Sleeping,
     SleepingServers,
     bring_in_when_awake,
+    sleep,
+    wake,
 )
 from telescope_train.inference.supervisor import Supervisor
 from telescope_train.models.device import Device
@@ -205,10 +206,9 @@ async def one_after_another(
     clients = [TokenClient(url, identity=name, secret=secret) for url, name in group.reached]
     try:
         # At level 1, because nobody could send them their first weights.
-        servers = Sleeping(clients, level=1)
-        await servers.sleep()
+        await asyncio.gather(*(sleep(client, level=1) for client in clients))
         await loaded
-        await servers.wake()
+        await asyncio.gather(*map(wake, clients))
     finally:
         for client in clients:
             await client.close()

@@ -17,14 +17,14 @@ from telescope_core.base.file_proofs import FileProof
 from telescope_train.algorithms.corrections import algorithm_in_use
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import Shards, StepPlan
-from telescope_train.config.megatron_section import MegatronSection
+from telescope_train.config.inference_section import WeightsSection
 from telescope_train.config.schema import (
     AlgorithmSection,
     ModelSection,
     TrainConfig,
     TrainerSection,
 )
-from telescope_train.config.weights_section import WeightsSection
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.device import Device, compute_dtype, machine_device
 from telescope_train.models.served_adapter import served_adapter
 

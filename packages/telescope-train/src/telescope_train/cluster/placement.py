@@ -21,8 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.nodes import living_nodes, nodes_text
-from telescope_train.config.ray_section import Strategy
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.schema import Strategy, TrainConfig
 
 OWN_CLUSTER_S = 30.0
 """Longest wait for room in a cluster of the run's own, which gets no further nodes: in this time

@@ -5,7 +5,7 @@ sections, so it can be given without its section. Each field here is read somewh
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, JsonValue
 
@@ -20,55 +20,11 @@ from telescope_train.config.fields import (
     Ratio,
     Section,
 )
-from telescope_train.config.inference_section import InferenceSection
-from telescope_train.config.megatron_section import MegatronSection
-from telescope_train.config.ray_section import RaySection
-from telescope_train.config.trainer_section import TrainerSection
-from telescope_train.config.weights_section import WeightsSection
+from telescope_train.config.inference_section import InferenceSection, WeightsSection
+from telescope_train.config.trainer_section import MegatronSection, TrainerSection
 
-
-class ObservabilitySection(Section):
-    """Meters, traces, and access to them."""
-
-    system_metrics_collection_interval_seconds: Annotated[float, Field(ge=0)] = 1.0
-    """Seconds between two readings of the meters of nodes, GPUs and inference servers; 0 = they are
-    not read."""
-    record_token_facts: bool = True
-    """Write what the trainer finds of each token that it trains on beside the rollouts of the step:
-    its log-prob, the entropy, and how hard it was pushed. It takes 5 to 8 bytes on disk per
-    token."""
-    track_gpu_events: bool = True
-    """Time the parts of a step on a GPU by events in its stream, so that they are as long as they
-    were there. Without, the timeline has no parts of a step on a GPU but those that wait for it."""
-    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port at which Prometheus finds metrics and meters; 0 = a free one, which is shown at the
-    start; null = none."""
-    prometheus_host: Host = "127.0.0.1"
-    """Address of this machine at which Prometheus finds them: whoever reaches it can read them."""
-    otlp_export_endpoint: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
-    """Collector that gets the spans of rollouts and model calls, and with `enable_vllm_tracing`
-    those of servers, as OTLP over HTTP: its whole address, such as http://localhost:4318/v1/traces;
-    null = none."""
-    use_wandb: bool = False
-    """Send metrics, settings, meters and some rollouts to Weights & Biases; offline with
-    WANDB_MODE=offline."""
-    wandb_project: Annotated[str, Field(min_length=1)] = "telescope"
-    """Project there; the run is called there as it is here."""
-    wandb_tags: tuple[str, ...] = ()
-    """Tags of the run there."""
-    wandb_upload_logs: bool = True
-    """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the
-    end of the run, without debug messages."""
-    wandb_upload_logs_detailed: bool = False
-    """With `use_wandb`: write debug messages to the logs, as with `debug`, and send them too."""
-    wandb_upload_logs_stdout: bool = False
-    """With `use_wandb`: send what inference servers and environment workers print with the logs. It
-    may hold what their code prints of rollouts."""
-    use_tensorboard: bool = False
-    """Write metrics, meters and some rollouts to `tensorboard` in the run folder."""
-    trackers: tuple[str, ...] = ()
-    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such
-    as trackio."""
+Strategy: TypeAlias = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+"""Nodes for processes of a kind: few, many, one for all, or a separate one for each."""
 
 
 def _plain_name(name: str) -> str:
@@ -297,6 +253,86 @@ class EvalsSection(Section):
     rollouts, and new weights wait until an evaluation has ended."""
     evals: tuple[EvalEntry, ...] = ()
     """The evaluations; `[[evals]]` at the top of a file is the same list."""
+
+
+class ObservabilitySection(Section):
+    """Meters, traces, and access to them."""
+
+    system_metrics_collection_interval_seconds: Annotated[float, Field(ge=0)] = 1.0
+    """Seconds between two readings of the meters of nodes, GPUs and inference servers; 0 = they are
+    not read."""
+    record_token_facts: bool = True
+    """Write what the trainer finds of each token that it trains on beside the rollouts of the step:
+    its log-prob, the entropy, and how hard it was pushed. It takes 5 to 8 bytes on disk per
+    token."""
+    track_gpu_events: bool = True
+    """Time the parts of a step on a GPU by events in its stream, so that they are as long as they
+    were there. Without, the timeline has no parts of a step on a GPU but those that wait for it."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port at which Prometheus finds metrics and meters; 0 = a free one, which is shown at the
+    start; null = none."""
+    prometheus_host: Host = "127.0.0.1"
+    """Address of this machine at which Prometheus finds them: whoever reaches it can read them."""
+    otlp_export_endpoint: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
+    """Collector that gets the spans of rollouts and model calls, and with `enable_vllm_tracing`
+    those of servers, as OTLP over HTTP: its whole address, such as http://localhost:4318/v1/traces;
+    null = none."""
+    use_wandb: bool = False
+    """Send metrics, settings, meters and some rollouts to Weights & Biases; offline with
+    WANDB_MODE=offline."""
+    wandb_project: Annotated[str, Field(min_length=1)] = "telescope"
+    """Project there; the run is called there as it is here."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the run there."""
+    wandb_upload_logs: bool = True
+    """With `use_wandb`: send the logs of all processes, compressed, every few minutes and at the
+    end of the run, without debug messages."""
+    wandb_upload_logs_detailed: bool = False
+    """With `use_wandb`: write debug messages to the logs, as with `debug`, and send them too."""
+    wandb_upload_logs_stdout: bool = False
+    """With `use_wandb`: send what inference servers and environment workers print with the logs. It
+    may hold what their code prints of rollouts."""
+    use_tensorboard: bool = False
+    """Write metrics, meters and some rollouts to `tensorboard` in the run folder."""
+    trackers: tuple[str, ...] = ()
+    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such
+    as trackio."""
+
+
+class RaySection(Section):
+    """The cluster on which the processes are placed."""
+
+    ray_address: str | None = None
+    """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
+    other clusters are there."""
+    ray_runtime_env: dict[str, JsonValue] = Field(default_factory=dict)
+    """Ray's runtime environment of all processes, such as `{ env_vars = { HF_HOME = "/data" } }`:
+    processes on other nodes do not have the variables of this one."""
+    ray_inference_placement_strategy: Strategy = "PACK"
+    """Nodes of the servers: `PACK` = few, `SPREAD` = many, `STRICT_PACK` = one for all,
+    `STRICT_SPREAD` = a separate one for each."""
+    ray_trainer_placement_strategy: Strategy = "PACK"
+    """Nodes of the trainer processes, likewise; ranks are numbered by node and GPU."""
+    ray_environment_placement: Literal["driver"] | Strategy = "driver"
+    """Place of the environment processes: `driver` = this machine, or nodes of the cluster,
+    likewise. Then each node needs the environments installed, and the secrets that they declare in
+    the variables of its Ray."""
+    ray_placement_timeout_s: Positive = 300.0
+    """Seconds in which a cluster that has no room, or does not start a process, may do nothing
+    else for the run, at the start and after the loss of a node. A cluster of the run's own never
+    gets more room, so nothing is waited for there."""
+    worker_progress_timeout_s: Positive = 1800.0
+    """Seconds without any progress after which a trainer process counts as dead. A call may take
+    any time as long as batches, weights or files make progress."""
+    max_trainer_restarts: Index = 3
+    """Consecutive restarts of trainer processes that died, from the newest checkpoint, before the
+    run ends; a completed step resets the count. 0 = the run ends at once."""
+    ray_inference_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each inference server; without a GPU, also its number of threads."""
+    ray_trainer_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each trainer process; without a GPU, also its number of threads."""
+    ray_environment_cpus_per_worker: Positive = 1.0
+    """CPUs reserved for each environment process that is placed on the nodes of the cluster."""
 
 
 class TrainConfig(Section):

@@ -32,26 +32,14 @@ _Reading: TypeAlias = Callable[[float, Mapping[str, object]], HeadRule]
 """Function of the value of a field and the config that contains it."""
 
 
-def _multiplies(value: float, _: Mapping[str, object]) -> HeadRule:
-    return HeadRule(scale=value)
-
-
-def _divides(value: float, _: Mapping[str, object]) -> HeadRule:
-    return HeadRule(scale=1.0 / value)
-
-
-def _caps(value: float, _: Mapping[str, object]) -> HeadRule:
-    return HeadRule(cap=value)
-
-
 def _divides_by_width(value: float, config: Mapping[str, object]) -> HeadRule:
     # Hidden states are divided by how much wider the model is than the one it was tuned as.
     return HeadRule(scale=value / cast(int, config.get("hidden_size") or value))
 
 
-_CAPPED = {"final_logit_softcapping": _caps}
-_DIVIDED = {"logits_scaling": _divides}
-_MULTIPLIED = {"logit_scale": _multiplies}
+_CAPPED = {"final_logit_softcapping": lambda cap, _: HeadRule(cap=cap)}
+_DIVIDED = {"logits_scaling": lambda divisor, _: HeadRule(scale=1.0 / divisor)}
+_MULTIPLIED = {"logit_scale": lambda factor, _: HeadRule(scale=factor)}
 _READINGS: Mapping[str, Mapping[str, _Reading]] = {
     "cohere": _MULTIPLIED,
     "cohere2": _MULTIPLIED,
@@ -63,7 +51,7 @@ _READINGS: Mapping[str, Mapping[str, _Reading]] = {
     "granite": _DIVIDED,
     "granite_swa": _DIVIDED,
     "granitemoehybrid": _DIVIDED,
-    "hyperclovax": {"logits_scaling": _multiplies},
+    "hyperclovax": {"logits_scaling": lambda factor, _: HeadRule(scale=factor)},
     "minicpm3": {"dim_model_base": _divides_by_width},
     "nanochat": _CAPPED,
     "vaultgemma": _CAPPED,

@@ -67,7 +67,9 @@ class TraceExport:
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
         self._processor = BatchSpanProcessor(self._exporter)
         # It is said once that the collector does not answer, and not with every batch.
-        logging.getLogger(type(self._exporter).__module__).addFilter(_Once())
+        first = iter([True])
+        exporter_log = logging.getLogger(type(self._exporter).__module__)
+        exporter_log.addFilter(lambda record: next(first, False))
 
     def attempt(self, event: AttemptEvent) -> None:
         """Process a stage of an attempt; its span is sent when it ends."""
@@ -142,18 +144,6 @@ class TraceExport:
         self._processor.on_end(
             ReadableSpan(resource=self._resource, attributes=attributes, status=status, **fields)
         )
-
-
-class _Once(logging.Filter):
-    """Lets one message through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_said = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_first, self._is_said = not self._is_said, True
-        return is_first
 
 
 def _context(trace: bytes, span: bytes) -> SpanContext:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.cluster.rank_layout import RankLayout
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
+from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 from telescope_train.models.recomputed_layers import LayerBytes

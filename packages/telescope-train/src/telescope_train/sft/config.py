@@ -24,7 +24,6 @@ from telescope_train.config.fields import (
     unused,
     was_set,
 )
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.names import FOREIGN_NAMES, NO_EQUAL_NAMES
 from telescope_train.config.schema import CheckpointSection, TrainConfig
 from telescope_train.config.trainer_section import (
@@ -32,6 +31,7 @@ from telescope_train.config.trainer_section import (
     CheckpointingChoice,
     LearningRateShape,
     LoraTargets,
+    MegatronSection,
     Optimizer,
     TrainerSection,
 )

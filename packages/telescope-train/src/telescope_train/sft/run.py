@@ -33,8 +33,7 @@ from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve
 from telescope_train.cluster.ray_cluster import ray_cluster
-from telescope_train.config.ray_section import RaySection
-from telescope_train.config.schema import ModelSection
+from telescope_train.config.schema import ModelSection, RaySection
 from telescope_train.models.device import threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
 from telescope_train.models.location import require_replaceable
@@ -128,7 +127,7 @@ def _run_sft(
     run = RunFolder.begin(folder, name=output.name)
     try:
         with no_half_checkpoints(config):
-            interruptible.run(_train_and_export(config, samples, point, on_row))
+            interruptible.run(_train_and_export(config, samples, point, output.absolute(), on_row))
     except BaseException as error:
         with interrupts.held(), suppress(OSError, NoRoomError):
             if isinstance(error, KeyboardInterrupt):
@@ -156,9 +155,13 @@ async def _train_and_export(
     config: SftConfig,
     samples: GoldSamples,
     point: RunCheckpoint | None,
+    output: Path,
     on_row: Callable[[SftRow], None],
 ) -> None:
-    """Train on `samples`, from checkpoint `point` if there is one, and write the model."""
+    """Train on `samples`, from checkpoint `point` if there is one, and write the model.
+
+    `output`: its folder, absolute, because ranks may have another working directory.
+    """
     settings = backend_settings(config)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
@@ -175,12 +178,7 @@ async def _train_and_export(
                 on_row(row)
         finally:
             await saving.close()
-        await ranks.save_pretrained(_from_anywhere(Path(config.output)))
-
-
-def _from_anywhere(folder: Path) -> Path:
-    """Return the absolute path of `folder`, because ranks may have another working directory."""
-    return folder.absolute()
+        await ranks.save_pretrained(output)
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:

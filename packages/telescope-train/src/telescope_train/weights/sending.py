@@ -14,7 +14,7 @@ import torch
 from telescope_train.backends.protocol import TransferError
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.cluster.ports import HeldPort
-from telescope_train.config.weights_section import WeightsSection
+from telescope_train.config.inference_section import WeightsSection
 from telescope_train.weights.buckets import Bucket, filled, plan_buckets
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.transport import Sender, load_transport, send

@@ -13,7 +13,7 @@ import torch
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.backends.transfer import Place, TensorHeader
-from telescope_train.config.weights_section import TRANSPORTS_GROUP
+from telescope_train.config.inference_section import TRANSPORTS_GROUP
 from telescope_train.weights.buckets import Bucket, emptied, filled, plan_buckets
 from telescope_train.weights.digests import Digests
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
-from telescope_train.config.megatron_section import MegatronSection
+from telescope_train.config.trainer_section import MegatronSection
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Values of `model_type` for which the conversion of weights works."""

@@ -179,38 +179,22 @@ def _deepseek_call(text: str) -> CallText | None:
     return CallText(first.strip(), second.strip()) if first.strip() else None
 
 
+def _of_lists(name: str, pattern: re.Pattern[str], *marks: str) -> ToolCallParser:
+    return ToolCallParser(name=name, read=partial(read_lists, pattern=pattern), marks=marks)
+
+
 LLAMA3_JSON = ToolCallParser(name="llama3_json", read=read_llama3_json, marks=(_PYTHON_TAG,))
 LLAMA4_JSON = ToolCallParser(name="llama4_json", read=read_llama3_json)
 XLAM = ToolCallParser(name="xlam", read=read_llama3_json)
 MISTRAL = ToolCallParser(name="mistral", read=read_mistral, marks=(_MISTRAL, "[ARGS]", "[CALL_ID]"))
-PHI4 = ToolCallParser(
-    name="phi4_mini_json",
-    read=partial(read_lists, pattern=_PHI),
-    marks=("<|tool_call|>", "<|/tool_call|>"),
-)
+PHI4 = _of_lists("phi4_mini_json", _PHI, "<|tool_call|>", "<|/tool_call|>")
 """`<|tool_call|>[...]<|/tool_call|>` or `functools[...]`; Granite 3 writes no closing mark."""
-TOOL_CALLS = ToolCallParser(
-    name="tool_calls",
-    read=partial(read_lists, pattern=_TOOL_CALLS),
-    marks=("<tool_calls>", "</tool_calls>"),
-)
+TOOL_CALLS = _of_lists("tool_calls", _TOOL_CALLS, "<tool_calls>", "</tool_calls>")
 """`<tool_calls>...</tool_calls>`: a list (Apriel), or one object in each line (MiniMax-M1)."""
-GRANITE_FC = ToolCallParser(name="granite-20b-fc", read=partial(read_lists, pattern=_FUNCTION_CALL))
-INTERNLM = ToolCallParser(
-    name="internlm",
-    read=partial(read_lists, pattern=_PLUGIN),
-    marks=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
-)
-GIGACHAT = ToolCallParser(
-    name="gigachat3",
-    read=partial(read_lists, pattern=_GIGACHAT),
-    marks=("<|function_call|>",),
-)
-NEMOTRON = ToolCallParser(
-    name="nemotron",
-    read=partial(read_lists, pattern=_TOOLCALL),
-    marks=("<TOOLCALL>", "</TOOLCALL>"),
-)
+GRANITE_FC = _of_lists("granite-20b-fc", _FUNCTION_CALL)
+INTERNLM = _of_lists("internlm", _PLUGIN, "<|action_start|>", "<|plugin|>", "<|action_end|>")
+GIGACHAT = _of_lists("gigachat3", _GIGACHAT, "<|function_call|>")
+NEMOTRON = _of_lists("nemotron", _TOOLCALL, "<TOOLCALL>", "</TOOLCALL>")
 COMMAND_R = ToolCallParser(
     name="command_r",
     read=read_command_r,

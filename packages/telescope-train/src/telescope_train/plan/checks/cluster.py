@@ -5,8 +5,8 @@ from importlib.metadata import entry_points
 
 from telescope_core.base.errors import unknown_name
 from telescope_train.config.fields import unused
+from telescope_train.config.inference_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP
 from telescope_train.config.schema import TrainConfig
-from telescope_train.config.weights_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP
 from telescope_train.models.device import Device
 
 _SETTINGS = {

@@ -11,9 +11,8 @@ from telescope_train.backends.megatron.layout import (
     model_problems,
 )
 from telescope_train.config.fields import unused
-from telescope_train.config.megatron_section import MegatronSection
 from telescope_train.config.schema import TrainConfig
-from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.config.trainer_section import MegatronSection, TrainerSection
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 
