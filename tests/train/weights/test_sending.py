@@ -11,7 +11,7 @@ from tests.train.weights.conftest import CPU, Ends, equal, headers_of, odd_tenso
 from telescope_train.backends.protocol import TransferError
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.cluster.ports import HeldPort
-from telescope_train.config.weights_section import WeightsSection
+from telescope_train.config.inference_section import WeightsSection
 from telescope_train.weights import sending as module
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.sending import WeightSending
