@@ -29,7 +29,7 @@ from telescope_train.batches.packing import Packing
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.config.schema import TrainConfig
 from telescope_train.diagnostics.engine_check import check_engine
-from telescope_train.evals.live import LiveEvals
+from telescope_train.evals.beside import LiveEvals
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import ServerPool

@@ -14,7 +14,7 @@ from telescope_train.algorithms import known_algorithms, loss_function
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import pack
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.step.token_records import turn_facts
+from telescope_train.step.records import turn_facts
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))

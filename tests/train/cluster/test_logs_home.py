@@ -37,7 +37,7 @@ def append(path: Path, text: str) -> None:
 async def test_what_is_new_is_fetched_and_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 7)
     far, home = folders(tmp_path)
-    logs = LogsHome(home, {"b": Far(far)})
+    logs = LogsHome(home, {"b": Far(far).more})
     await logs.fetch()  # a node that has not begun to log
     name, text = "trainer-rank-0.jsonl", ""
     for line in ("first\n", "second, longer than what is sent at once\n", "third\n"):
@@ -49,7 +49,7 @@ async def test_what_is_new_is_fetched_and_nothing_twice(tmp_path, monkeypatch):
 
 async def test_a_file_that_was_full_keeps_its_place(tmp_path):
     far, home = folders(tmp_path)
-    logs = LogsHome(home, {"b": Far(far)})
+    logs = LogsHome(home, {"b": Far(far).more})
     append(far / "inference-0.jsonl", "1\n")
     await logs.fetch()
     append(far / "inference-0.jsonl", "2\n")
@@ -71,7 +71,7 @@ async def test_a_process_that_goes_on_elsewhere_goes_on_in_its_log(tmp_path):
     far, home = folders(tmp_path)
     other = tmp_path / "other"
     first, second = Far(far), Far(other)
-    logs = LogsHome(home, {"b": first, "c": second})
+    logs = LogsHome(home, {"b": first.more, "c": second.more})
     append(far / "trainer-rank-0.jsonl", "life 1\n")
     await logs.fetch()
     first.is_lost = True
@@ -84,7 +84,7 @@ async def test_a_process_that_goes_on_elsewhere_goes_on_in_its_log(tmp_path):
 async def test_what_an_earlier_start_of_the_run_left_is_not_fetched_again(tmp_path):
     far, home = folders(tmp_path)
     append(far / "inference-0.jsonl", "of the run that was killed\n")
-    logs = LogsHome(home, {"b": Far(far)})
+    logs = LogsHome(home, {"b": Far(far).more})
     append(far / "inference-0.jsonl", "new\n")
     await logs.fetch()
     assert (home / "inference-0.jsonl").read_text() == "new\n"

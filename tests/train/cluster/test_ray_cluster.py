@@ -20,6 +20,7 @@ from tests.processes import command_of, listening_hosts
 from telescope_core.base import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.cluster import ray_cluster as module
+from telescope_train.cluster.leftovers import ScratchFolder
 from telescope_train.cluster.placement import Bundle
 from telescope_train.cluster.ray_cluster import (
     HeadProcesses,
@@ -27,7 +28,6 @@ from telescope_train.cluster.ray_cluster import (
     answer,
     ray_cluster,
 )
-from telescope_train.cluster.scratch import ScratchFolder
 from telescope_train.config.schema import RaySection
 
 BUNDLES = [Bundle(cpus=1.0)]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from telescope_train.cluster.scratch import ScratchFolder
+from telescope_train.cluster.leftovers import ScratchFolder
 
 LIMIT_S = 60.0
 PROGRAM = """
 import sys, time
-from telescope_train.cluster.scratch import ScratchFolder
+from telescope_train.cluster.leftovers import ScratchFolder
 folder = ScratchFolder("a-", max_parent_bytes=60)
 (folder.path / "file").write_text("data")
 if sys.argv[1] == "left":

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 LIMIT_S = 60
 PROGRAM = """
 import subprocess, sys
-from telescope_train.cluster.watchdog import Watchdog
+from telescope_train.cluster.leftovers import Watchdog
 
 guarded = subprocess.Popen(["sleep", "600"], start_new_session=True)
 watchdog = Watchdog([guarded.pid])

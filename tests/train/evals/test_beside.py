@@ -20,8 +20,7 @@ from telescope_train.backends.protocol import TransferError
 from telescope_train.backends.transfer import Place
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
-from telescope_train.evals.beside import AfterEvals, EvalsBeside
-from telescope_train.evals.live import LiveEvals
+from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals
 from telescope_train.evals.servers import EvalServers
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.pool import ServerPool

@@ -6,7 +6,7 @@ from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Message, Sampling
 from telescope_train.config.schema import EvalEntry, TrainConfig
-from telescope_train.evals.live import LiveEvals, eval_settings
+from telescope_train.evals.beside import LiveEvals, eval_settings
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.held_out import question_of
 

@@ -24,7 +24,7 @@ from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import read_project
-from telescope_train.evals.live import LiveEvals
+from telescope_train.evals.beside import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.attempts import Attempts

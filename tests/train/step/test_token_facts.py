@@ -12,7 +12,7 @@ from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import pack, padding_batch
 from telescope_train.batches.weighting import token_weights
-from telescope_train.step.token_records import TokenRecords, turn_facts
+from telescope_train.step.records import TokenRecords, turn_facts
 from telescope_train.trainer.ranks import LocalRanks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -22,7 +22,7 @@ from telescope_train.batches.batch import StepPlan
 from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.file_names import as_in_files
 from telescope_train.models.load import load_model
-from telescope_train.step.token_records import turn_facts
+from telescope_train.step.records import turn_facts
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))

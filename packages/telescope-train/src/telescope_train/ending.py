@@ -13,7 +13,8 @@ from telescope_core.base.interrupts import Interrupted
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
-from telescope_train.checkpoints.folders import checkpoints_folder, complete_checkpoints
+from telescope_train.checkpoints.folders import checkpoints_folder
+from telescope_train.checkpoints.resume import newest_to_go_on
 from telescope_train.config.schema import TrainConfig
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,13 +48,8 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
 
 def how_to_go_on(config: TrainConfig) -> str:
     """Return a text about what an ended run has kept, and how to continue it."""
-    saved = [
-        one
-        for one in complete_checkpoints(checkpoints_folder(config))
-        if one.manifest.run == config.run.name and one.manifest.has_training_state
-    ]
-    if saved:
-        return f"step {saved[-1].step} is saved in {saved[-1].path}: continue with --resume"
+    if (saved := newest_to_go_on(config, None)) is not None:
+        return f"step {saved.step} is saved in {saved.path}: continue with --resume"
     every = config.checkpoint.checkpoint_every
     advice = "" if every else ", and set checkpoint_every, so that it can continue the next time"
     return f"no checkpoint was saved: begin again in the same folder with --resume-if-saved{advice}"

@@ -38,11 +38,10 @@ from telescope_train.step.engine_distance import engine_distance
 from telescope_train.step.losses import Losses
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
-from telescope_train.step.records import StepRecords, record_attempts, record_rollouts
+from telescope_train.step.records import StepRecords, TokenRecords, record_attempts, record_rollouts
 from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
-from telescope_train.step.token_records import TokenRecords
 
 
 class Publisher(Protocol):

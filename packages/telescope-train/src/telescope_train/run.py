@@ -49,8 +49,7 @@ from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.diagnostics.engine_check import check_engine
 from telescope_train.ending import end_early
-from telescope_train.evals.beside import AfterEvals, EvalsBeside, SharingAfterEvals
-from telescope_train.evals.live import LiveEvals
+from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals, SharingAfterEvals
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
     LiveView,

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.file_proofs import FileProof
 from telescope_core.base.secret_names import without_secrets
-from telescope_core.base.types import WeightVersion
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
 from telescope_core.records.room import room_for
 from telescope_train.backends.protocol import Ranks
@@ -36,6 +35,7 @@ from telescope_train.models.location import locate_model
 from telescope_train.models.source import trained_config
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
+from telescope_train.rollouts.sampler import RolloutSampler
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,14 +45,6 @@ Call: TypeAlias = Callable[..., Awaitable[Any]]
 """Calls a function outside the event loop, and returns when it has ended."""
 Describe: TypeAlias = Callable[[Path, ModelSection], None]
 """Writes the description of the model, without its weights, to a folder."""
-
-
-class ResumableSampler(Protocol):
-    """The part of the sampler that saving needs."""
-
-    async def settled(self, version: WeightVersion) -> SamplerState:
-        """Return the state of sampling now that weight version `version` is live."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +97,7 @@ class Checkpointer:
         self,
         run: SavedRun,
         ranks: Ranks,
-        sampler: ResumableSampler | None,
+        sampler: RolloutSampler | None,
         *,
         resumed_from: Path | None = None,
         timeline: Timeline = UNRECORDED,
@@ -206,21 +198,15 @@ class Checkpointer:
         )
         async with self._removed_on_failure(partial):
             with span:
-                await self._write(path, manifest, state)
-
-    async def _write(
-        self, path: Path, manifest: CheckpointManifest, state: SamplerState | None
-    ) -> None:
-        partial = partial_folder(path)
-        with self._room_for(path):
-            describe = self._describe or save_model_description
-            await self._in_thread(describe, partial / "model", self._run.model)
-            if state is not None:
-                await self._in_thread(write_sampler_state, partial, state)
-        of_ranks = await self._until_ranks_are_done()
-        with self._room_for(path):
-            await self._in_thread(write_manifest, partial, manifest, of_ranks)
-            await self._in_thread(self._publish, path)
+                with self._room_for(path):
+                    describe = self._describe or save_model_description
+                    await self._in_thread(describe, partial / "model", self._run.model)
+                    if state is not None:
+                        await self._in_thread(write_sampler_state, partial, state)
+                of_ranks = await self._until_ranks_are_done()
+                with self._room_for(path):
+                    await self._in_thread(write_manifest, partial, manifest, of_ranks)
+                    await self._in_thread(self._publish, path)
 
     async def _until_ranks_are_done(self) -> Mapping[str, FileProof]:
         """Return the proofs of the files that the ranks have written, by name."""

@@ -9,10 +9,10 @@ before are lost with it.
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -81,18 +81,14 @@ class LogReader:
         return []
 
 
-class RemoteReader(Protocol):
-    """Calls the `LogReader` of a node, which is a Ray actor."""
-
-    async def more(self) -> Sequence[LogPart]:
-        """Return the new parts; raises RayError if the node has gone."""
-        ...
+More = Callable[[], Awaitable[Sequence[LogPart]]]
+"""`LogReader.more` on a node; raises RayError if the node has gone."""
 
 
 class LogsHome:
     """Fetches the logs of other nodes into the folder of the run."""
 
-    def __init__(self, folder: Path, readers: Mapping[str, RemoteReader]) -> None:
+    def __init__(self, folder: Path, readers: Mapping[str, More]) -> None:
         """`readers`: by name of the node, for messages."""
         self._folder = folder
         self._readers = dict(readers)
@@ -126,7 +122,7 @@ class LogsHome:
     async def _fetch_of(self, name: str) -> None:
         reader = self._readers[name]
         try:
-            while parts := await reader.more():
+            while parts := await reader():
                 await asyncio.to_thread(self._write, parts)
         except RayError as error:
             self._readers.pop(name, None)
@@ -143,17 +139,8 @@ class LogsHome:
                 stream.write(part.content)
 
 
-class _RayReader:
-    """A `LogReader` in an actor on another node."""
-
-    def __init__(self, node: Node, folder: Path) -> None:
-        actor: Any = ray.remote(LogReader)
-        self._actor = actor.options(**on_node(node.id)).remote(folder)
-
-    async def more(self) -> Sequence[LogPart]:
-        return await self._actor.more.remote()
-
-
 def logs_home(folder: Path, nodes: Iterable[Node]) -> LogsHome:
     """Return the `LogsHome` for logs in `folder` of those `nodes` that do not share it."""
-    return LogsHome(folder, {node.label: _RayReader(node, folder) for node in nodes})
+    actor: Any = ray.remote(LogReader)
+    readers = {node.label: actor.options(**on_node(node.id)).remote(folder) for node in nodes}
+    return LogsHome(folder, {name: reader.more.remote for name, reader in readers.items()})

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from telescope_train.cluster.nodes import on_node
 from telescope_train.observability.meters import MeteredNode
 from telescope_train.observability.system import NodeMeters, Reading
 
@@ -108,9 +108,8 @@ class _OtherNode:
     def __init__(self, name: str, node_id: str) -> None:
         self.name = name
         self.is_gone = False
-        place = NodeAffinitySchedulingStrategy(node_id, soft=False)
         actor: Any = ray.remote(NodeMeters)
-        self._actor = actor.options(num_cpus=0, scheduling_strategy=place).remote()
+        self._actor = actor.options(**on_node(node_id)).remote()
 
     async def read(self) -> Sequence[Reading]:
         """Return the readings of its meters; none if the machine or its reader has gone."""

@@ -26,9 +26,8 @@ from telescope_core.base import interrupts
 from telescope_core.base.addresses import without_brackets
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.records.output_logs import first_error
+from telescope_train.cluster.leftovers import ScratchFolder, Watchdog
 from telescope_train.cluster.placement import Bundle
-from telescope_train.cluster.scratch import ScratchFolder
-from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.schema import RaySection
 
 # Only batches, log-probs and answers pass through Ray; weights do not. By default Ray would take

@@ -1,7 +1,7 @@
 """Run code while the run's processes are watched, so that a death is reported as the cause."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -39,18 +39,25 @@ async def supervised(
         return await worker
     finally:
         # Waited for, so that the work has closed what it opened before the caller closes the rest.
-        for task in (*watchers, worker):
+        await cancel([*watchers, worker])
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel unfinished tasks, and return when all have ended.
+
+    This also holds if it is canceled itself, so that no task is left behind.
+    """
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        # A second time would break off what the first one began to clean up.
+        if not task.cancelling():
             task.cancel()
-        await _all_ended([*watchers, worker])
-
-
-async def _all_ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait for canceled tasks to end, even if this task is canceled meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
-    while not all(task.done() for task in tasks):
+    canceled: asyncio.CancelledError | None = None
+    while running:
         try:
-            await asyncio.wait(tasks)
+            await asyncio.wait(running)
         except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+            canceled = error
+        running = [task for task in running if not task.done()]
+    if canceled is not None:
+        raise canceled

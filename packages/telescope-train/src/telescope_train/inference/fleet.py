@@ -141,7 +141,8 @@ class ServerGroup:
                 server.settings, ports, server.place, progress_s=server.progress_s
             )
             self.servers[index] = server
-            await self._until_placed(server, error)
+            late = f"the cluster has had no room for {server.name}"
+            await self._until_started(server, late, f", since: {error}")
         await self._until_healthy(index)
         return self._reached[index]
 
@@ -155,28 +156,22 @@ class ServerGroup:
             with suppress(RayError):
                 ray.kill(server.actor)
 
-    async def _until_placed(self, server: ServerHandle, gone: ProcessDiedError) -> None:
-        """Return when a new actor runs; `gone`: the reason for the end of the old one."""
-        try:
-            await server.until_started(self._placement_s)
-        except TimeoutError:
-            raise ProcessDiedError(
-                f"the cluster has had no room for {server.name}, and done nothing else for the run "
-                f"for {self._placement_s:g} s (limit: ray_placement_timeout_s), since: {gone}"
-            ) from None
-
     async def _until_begun(self, index: int) -> None:
         """Return when a server is healthy whose actor has just been started."""
         server = self.servers[index]
+        logs = "; what it waits for is in Ray's own logs"
+        await self._until_started(server, f"the actor of {server.name} did not start", logs)
+        await self._until_healthy(index)
+
+    async def _until_started(self, server: ServerHandle, late: str, more: str) -> None:
+        """Return when the actor runs; `late`, `more`: begin and end of the error if it does not."""
         try:
             await server.until_started(self._placement_s)
         except TimeoutError:
             raise ProcessDiedError(
-                f"the actor of {server.name} did not start, and the cluster did nothing else for "
-                f"the run for {self._placement_s:g} s (limit: ray_placement_timeout_s); what it "
-                "waits for is in Ray's own logs"
+                f"{late}, and the cluster did nothing else for the run for {self._placement_s:g} s "
+                f"(limit: ray_placement_timeout_s){more}"
             ) from None
-        await self._until_healthy(index)
 
     async def _until_healthy(self, index: int) -> None:
         server = self.servers[index]

@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from telescope_core.base.chains import ChainRecorder, SampledTokens
 from telescope_core.base.errors import (
@@ -100,26 +101,20 @@ class TokenPolicySource:
         # The id of the group, whose rollouts share a prompt and therefore a server.
         group_id = rollout_id.rpartition("/")[0]
         seed = None if sampling is None else sampling.seed
-        policy = TokenPolicy(
-            self._pool if self._servers_of is None else self._servers_of(rollout_id),
-            self._renderer,
-            group_id,
-            self._max_model_len,
+        of_group = partial(
+            TokenPolicy,
+            renderer=self._renderer,
+            group_id=group_id,
+            max_model_len=self._max_model_len,
             interleaved=self._interleaved,
-            seed=seed,
-            first_prompts=self._first_prompts,
         )
+        servers = self._pool if self._servers_of is None else self._servers_of(rollout_id)
+        policy = of_group(servers, seed=seed, first_prompts=self._first_prompts)
         if self._gateway is not None and sampling is not None:
             if self._older_of is not None:
-                policy.older = TokenPolicy(
-                    self._older_of(group_id),
-                    self._renderer,
-                    group_id,
-                    self._max_model_len,
-                    interleaved=self._interleaved,
-                    # It draws other chances than the policy does in the same turn.
-                    seed=None if seed is None else derived_seed(seed, OLDER_VERSION),
-                )
+                # It draws other chances than the policy does in the same turn.
+                other_seed = None if seed is None else derived_seed(seed, OLDER_VERSION)
+                policy.older = of_group(self._older_of(group_id), seed=other_seed)
             # Only the policy holds its session; the gateway refers to it weakly. A policy that is
             # dropped without `close` therefore takes its endpoint with it.
             policy.session = self._gateway.open(

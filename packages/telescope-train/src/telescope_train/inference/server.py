@@ -35,9 +35,8 @@ from telescope_core.base.terminal import escaped
 from telescope_core.records.output_logs import INFERENCE, OutputLog
 from telescope_train.chat.formats import choose_format
 from telescope_train.chat.template import template_in
+from telescope_train.cluster.leftovers import ScratchFolder, Watchdog
 from telescope_train.cluster.ports import cannot_listen, holder_of, listening
-from telescope_train.cluster.scratch import ScratchFolder
-from telescope_train.cluster.watchdog import Watchdog
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.inference.death_cause import DeathCause
 from telescope_train.inference.servers import ServerDiedError

@@ -5,7 +5,7 @@ is ended, and started again when the servers may use the GPU (`cluster.colocatio
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from telescope_core.base.errors import EndpointError, TelescopeError
@@ -27,38 +27,25 @@ class Ends(Protocol):
         ...
 
 
-class Sleeping:
-    """Puts servers to sleep and wakes them, all together."""
+async def sleep(client: ServerClient, *, level: int) -> None:
+    """Return when a server has freed its memory; no request may be running.
 
-    def __init__(self, clients: Sequence[ServerClient], *, level: int) -> None:
-        """`level`: 1 = weights are kept in CPU memory, 2 = they are discarded.
+    `level`: 1 = weights are kept in CPU memory, 2 = they are discarded, and it must get all of them
+    before anything is sampled. One that sleeps already stays as it is.
+    """
+    await client.control(SLEEP_PATH, query=f"?level={level}&mode=wait", is_repeatable=True)
 
-        After level 2 a server must get all weights before anything is sampled.
-        """
-        self._clients = clients
-        self._level = level
 
-    async def sleep(self) -> None:
-        """Return when all memory is freed. No request may be running."""
-        _require_idle(self._clients)
-        await self._all(SLEEP_PATH, _query(self._level))
-
-    async def wake(self) -> None:
-        """Return when servers have their memory again; its content is undefined."""
-        await self._all(WAKE_PATH, "")
-
-    async def _all(self, path: str, query: str) -> None:
-        # Both are repeatable: a server that sleeps already, or is awake, stays as it is.
-        await asyncio.gather(
-            *(client.control(path, query=query, is_repeatable=True) for client in self._clients)
-        )
+async def wake(client: ServerClient) -> None:
+    """Return when a server has its memory again, whose content is undefined."""
+    await client.control(WAKE_PATH, is_repeatable=True)
 
 
 class SleepingServers:
     """Puts the servers of a pool to sleep and wakes them; those that fail are lost."""
 
     def __init__(self, pool: ServerPool, processes: Ends, *, level: int) -> None:
-        """`level`: as for `Sleeping`."""
+        """`level`: as for `sleep`."""
         self._pool = pool
         self._processes = processes
         self._level = level
@@ -66,7 +53,12 @@ class SleepingServers:
 
     async def sleep(self) -> None:
         """Return when all memory has been given back. Nothing may be in flight."""
-        _require_idle([one.client for one in self._pool.servers if one.takes_requests])
+        for client in (one.client for one in self._pool.servers if one.takes_requests):
+            if client.num_in_flight:
+                raise TelescopeError(
+                    f"expected no request at {client.base_url} before it sleeps, got "
+                    f"{client.num_in_flight} in flight; it would forget what it computed for them"
+                )
         self._asleep = []
         servers = enumerate(self._pool.servers)
         await asyncio.gather(*(self._put_to_sleep(index, server) for index, server in servers))
@@ -79,9 +71,7 @@ class SleepingServers:
         member = Member(server, server.life)
         if server.takes_weights:
             try:
-                await server.client.control(
-                    SLEEP_PATH, query=_query(self._level), is_repeatable=True
-                )
+                await sleep(server.client, level=self._level)
             except EndpointError as error:
                 reason = f"it did not give its memory back: {error}"
                 self._pool.lose(server, reason, life=member.life)
@@ -94,7 +84,7 @@ class SleepingServers:
     async def _wake(self, member: Member) -> None:
         server = member.server
         try:
-            await server.client.control(WAKE_PATH, is_repeatable=True)
+            await wake(server.client)
         except EndpointError as error:
             self._pool.lose(server, f"it did not wake: {error}", life=member.life)
 
@@ -128,16 +118,3 @@ def bring_in_when_awake(
         await server.until(ServerState.SERVING, ServerState.LOST)
 
     return bring_in
-
-
-def _query(level: int) -> str:
-    return f"?level={level}&mode=wait"
-
-
-def _require_idle(clients: Sequence[ServerClient]) -> None:
-    for client in clients:
-        if client.num_in_flight:
-            raise TelescopeError(
-                f"expected no request at {client.base_url} before it sleeps, got "
-                f"{client.num_in_flight} in flight; it would forget what it computed for them"
-            )

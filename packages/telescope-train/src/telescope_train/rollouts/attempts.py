@@ -16,7 +16,7 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 from telescope_core.base.types import Rollout, RolloutStatus, WeightVersion
 from telescope_core.records.events import AttemptEvent, EventSink, Stage
@@ -42,18 +42,6 @@ _NEXT = {
     Stage.SCORING: frozenset({Stage.WAITING, Stage.GENERATING, Stage.DONE}),
 }
 """Stage -> possible next stages, besides `cancelled` and `failed`."""
-
-
-class _Detail(NamedTuple):
-    """Further facts about some stages; see `AttemptEvent`."""
-
-    call: int = 0
-    server: str = ""
-    version: WeightVersion | None = None
-    reason: str = ""
-
-
-_NO_DETAIL = _Detail()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +106,7 @@ class AttemptStages:
         if self.oldest_version is None:
             self.oldest_version = version
         if not self.is_over:
-            self._move(Stage.GENERATING, _Detail(self.num_calls, server, version))
+            self._move(Stage.GENERATING, call=self.num_calls, server=server, version=version)
 
     def is_answered(self) -> None:
         """Record that a model call ended, with or without an answer."""
@@ -136,21 +124,21 @@ class AttemptStages:
         if has_score or rollout.tags.get("failed_in") == "reward":
             self._was_scored(rollout.score_s)
         if rollout.status is RolloutStatus.FAILED:
-            self._move(Stage.FAILED, _Detail(reason=rollout.status_reason or rollout.stop_reason))
+            self._move(Stage.FAILED, reason=rollout.status_reason or rollout.stop_reason)
         elif rollout.status is RolloutStatus.CANCELLED:
-            self._move(Stage.CANCELLED, _Detail(reason=rollout.status_reason))
+            self._move(Stage.CANCELLED, reason=rollout.status_reason)
         else:
             self._move(Stage.DONE)
 
     def is_cancelled(self, reason: str) -> None:
         """Record that it was stopped for `reason`; has no effect if it has ended."""
         if not self.is_over:
-            self._move(Stage.CANCELLED, _Detail(reason=reason))
+            self._move(Stage.CANCELLED, reason=reason)
 
     def fails(self, reason: str) -> None:
         """Record that playing it raised an error; has no effect if it has ended."""
         if not self.is_over:
-            self._move(Stage.FAILED, _Detail(reason=reason))
+            self._move(Stage.FAILED, reason=reason)
 
     def _was_scored(self, score_s: float) -> None:
         """Record the scoring of an attempt that ends now; `score_s`: its duration.
@@ -171,16 +159,17 @@ class AttemptStages:
         if stage is not self.stage:
             self._move(stage)
 
-    def _move(self, stage: Stage, detail: _Detail = _NO_DETAIL, *, ago_s: float = 0.0) -> None:
+    def _move(self, stage: Stage, *, ago_s: float = 0.0, **detail: Any) -> None:
+        """Change to `stage`; `detail`: further facts about some stages, see `AttemptEvent`."""
         if stage in (Stage.CANCELLED, Stage.FAILED):
             is_allowed = not self.is_over
         else:
             is_allowed = stage in _NEXT.get(self.stage, frozenset())
         assert is_allowed, f"an attempt went from {self.stage} to {stage}: {self.key}"
         self.stage = stage
-        self._emit(stage, detail, ago_s=ago_s)
+        self._emit(stage, ago_s=ago_s, **detail)
 
-    def _emit(self, stage: Stage, detail: _Detail = _NO_DETAIL, *, ago_s: float = 0.0) -> None:
+    def _emit(self, stage: Stage, *, ago_s: float = 0.0, **detail: Any) -> None:
         # Events of one attempt are in order, also where a duration is rounded.
         self._last_s = max(self._last_s, asyncio.get_running_loop().time() - ago_s)
         key = self.key
@@ -193,10 +182,7 @@ class AttemptStages:
                 index=key.index,
                 attempt=key.attempt,
                 stage=stage,
-                call=detail.call,
-                server=detail.server,
-                version=detail.version,
-                reason=detail.reason,
+                **detail,
             )
         )
 

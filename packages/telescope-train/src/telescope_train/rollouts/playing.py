@@ -28,6 +28,7 @@ from telescope_core.base.types import (
 )
 from telescope_core.environments.running import CURRENT, noting
 from telescope_core.gateway import canceled_attempt
+from telescope_train.cluster.supervision import cancel
 from telescope_train.inference.generation import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.attempts import Attempt, AttemptKey, Attempts
@@ -180,7 +181,8 @@ class Player:
             return [one.task.result() for one in group]
         finally:
             self._playing.difference_update(group)
-            await _cancel([task for one in group for task in (one.stopping, one.task) if task])
+            # Servers free the slot of a request once its task has ended.
+            await cancel([task for one in group for task in (one.stopping, one.task) if task])
             for one in group:
                 one.has_stopped()
                 if not one.task.cancelled() and one.task.exception() is None:
@@ -201,7 +203,7 @@ class Player:
         """Play the rollout again, once the stopped task has ended."""
         before = playing.stopping
         assert before is not None, "something is being stopped"
-        await _cancel([before])
+        await cancel([before])
         playing.has_stopped()
         if not before.cancelled():
             before.result()  # raises what ends the run
@@ -354,25 +356,3 @@ def _unscored(group: Group, error: Exception) -> Group:
         for rollout in group.rollouts
     )
     return replace(group, rollouts=tuple(rollouts))
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
-    """Cancel unfinished tasks, and return when all have ended.
-
-    This also holds if it is canceled itself, so that no task is left behind.
-    """
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        # A second time would break off what the first one began to clean up.
-        if not task.cancelling():
-            task.cancel()
-    canceled: asyncio.CancelledError | None = None
-    while running:
-        try:
-            # Servers free the slot of a request once its task has ended.
-            await asyncio.wait(running)
-        except asyncio.CancelledError as error:
-            canceled = error
-        running = [task for task in running if not task.done()]
-    if canceled is not None:
-        raise canceled

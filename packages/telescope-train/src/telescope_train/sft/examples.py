@@ -48,7 +48,6 @@ class Conversation:
 
 def read_conversations(config: SftConfig) -> list[Conversation]:
     """Return all conversations of the dataset; raises ConfigError that names a row without one."""
-    assert config.dataset is not None, "settings without a dataset have environments"
     conversations: list[Conversation] = []
     for number, row in enumerate(_load(config)):
         label = f"row {number} of {config.dataset}"

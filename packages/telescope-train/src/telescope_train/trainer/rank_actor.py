@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 WATCHING = "watching"
 """Name of a rank's thread that answers questions about its progress."""
-
-
-class OpensRank(Protocol):
-    """A function that loads the model and returns the rank."""
-
-    def __call__(self, *, progress: RankProgress, held_port: HeldPort) -> "TrainerWorker":
-        """Return the rank, which counts its work and releases the port in time."""
-        ...
 
 
 class RankPlace(NamedTuple):
@@ -84,8 +76,8 @@ class RankActor:
         host = self._network.address()
         return host, self._held_port.hold(host)
 
-    def open(self, number: int, opens: OpensRank) -> None:
-        """Load the model as rank `number`."""
+    def open(self, number: int, opens: Callable[..., "TrainerWorker"]) -> None:
+        """Load the model as rank `number`, by `opens`, a partial `TrainerWorker`."""
         with suppress(OSError):
             # Another machine than the driver's may not have it yet.
             self._logs.folder.mkdir(parents=True, exist_ok=True)

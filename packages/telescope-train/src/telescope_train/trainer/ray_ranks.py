@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
@@ -17,7 +17,7 @@ from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import Stages, all_nodes, stages
-from telescope_train.cluster.placement import in_order_of_nodes
+from telescope_train.cluster.placement import RankRoom, in_order_of_nodes
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
 from telescope_train.observability.timeline import TakenSpans, TimedRank
@@ -166,24 +166,12 @@ def in_order_of_places(places: Sequence[RankPlace]) -> list[int]:
     return sorted(order, key=lambda index: (first[places[index].node], places[index].gpus))
 
 
-class RoomOfRanks(Protocol):
-    """Resources reserved for the ranks; see `cluster.placement.RankRoom`."""
-
-    def places(self) -> list[dict[str, Any]]:
-        """Return Ray's options for the actor of each rank."""
-        ...
-
-    async def renew(self) -> None:
-        """Reserve other resources if a node is lost; raises ConfigError if there are none."""
-        ...
-
-
 class RayRanks(AllRanks):
     """One Ray actor for each rank."""
 
     def __init__(
         self,
-        room: RoomOfRanks,
+        room: RankRoom,
         logs: Logs,
         *,
         network: Network,

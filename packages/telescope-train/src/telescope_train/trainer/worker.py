@@ -7,7 +7,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +36,6 @@ from telescope_train.cluster.ports import HeldPort
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.models.attention.choice import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
-from telescope_train.trainer.old_logprobs import with_old_logprobs
 from telescope_train.trainer.progress import RankProgress
 from telescope_train.weights.sending import WeightSending
 
@@ -180,7 +179,7 @@ class TrainerWorker:
             raise ValueError("expected at least one optimizer step, got an empty order; skip it")
         started_s = time.perf_counter()
         self.spans.begin(version + 1)
-        shares = with_old_logprobs(minibatches, self, self._algorithm)
+        shares = self._with_old_logprobs(minibatches)
         prepared_s = time.perf_counter()
         gradients: list[GradientResult] = []
         updates: list[UpdateResult] = []
@@ -214,7 +213,7 @@ class TrainerWorker:
         """
         started_s = time.perf_counter()
         self.spans.begin(version + 1)
-        (share,) = with_old_logprobs([batches], self, self._algorithm)
+        (share,) = self._with_old_logprobs([batches])
         prepared_s = time.perf_counter()
         result = self.backend.accumulate_gradient(self._progress.over(share), version=version)
         if not self._accumulated:
@@ -249,6 +248,36 @@ class TrainerWorker:
             "time/gradient_s": sum(part.gradient_s for part in parts),
             "time/optimizer_s": time.perf_counter() - started_s,
         }
+
+    def _with_old_logprobs(
+        self, minibatches: Sequence[Sequence[PackedBatch]]
+    ) -> list[list[PackedBatch]]:
+        """Return this rank's part of each minibatch, with the log-probs that stay fixed.
+
+        Proximal and reference ones are computed before the first optimizer step of the batch, so
+        every epoch and minibatch sees the same numbers. Each column costs one forward pass over all
+        minibatches. Every rank calls it.
+        """
+        shares = [list(batches) for batches in minibatches]
+        if self._algorithm is not None and self._algorithm.needs_proximal:
+            shares = [
+                [
+                    replace(batch, proximal_logprobs_T=logprobs_T)
+                    for batch, logprobs_T in zip(batches, self.logprobs(batches), strict=True)
+                ]
+                for batches in shares
+            ]
+        if self._algorithm is not None and self._algorithm.kl_in_loss:
+            shares = [
+                [
+                    replace(batch, reference_logprobs_T=logprobs_T)
+                    for batch, logprobs_T in zip(
+                        batches, self.reference_logprobs(batches), strict=True
+                    )
+                ]
+                for batches in shares
+            ]
+        return shares
 
     def _unchanged_weights(self) -> dict[str, float]:
         """Return the share of weights that the previous step left unchanged; {} if not known."""

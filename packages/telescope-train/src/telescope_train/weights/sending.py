@@ -4,36 +4,19 @@ Every rank goes through all weights together, even after sending has failed: a r
 would leave the others waiting in the middle of a gather.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from telescope_train.backends.protocol import TransferError
+from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.config.inference_section import WeightsSection
 from telescope_train.weights.buckets import Bucket, filled, plan_buckets
 from telescope_train.weights.digests import Digests
 from telescope_train.weights.transport import Sender, load_transport, send
-
-
-class Exporting(Protocol):
-    """The part of a backend that is used here."""
-
-    def transfer_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors for servers; see `TrainerBackend`."""
-        ...
-
-    def transfer_headers(self) -> Sequence[TensorHeader]:
-        """Return the headers of `transfer_weights`, without gathering; see `TrainerBackend`."""
-        ...
-
-    def without_gradient_buffers(self) -> AbstractContextManager[None]:
-        """Free the memory of gradients inside the block; see `TrainerBackend`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -50,7 +33,7 @@ class WeightSending:
 
     def __init__(
         self,
-        backend: Exporting,
+        backend: TrainerBackend,
         section: WeightsSection,
         *,
         device: torch.device,
@@ -124,13 +107,14 @@ class WeightSending:
 
         Raises TransferError if a server did not take part.
         """
-        if self._staged is not None:
-            return self._send_staged(self._staged)
-        weights = self._weights()
+        weights = iter(()) if self._staged is not None else self._weights()
         try:
             if self._sender is None:
                 return ""
-            self._sent = self._sent_all(self._sender, self._wire, weights)
+            if self._staged is not None:
+                self._sent = self._sent_staged(self._sender, self._staged)
+            else:
+                self._sent = self._sent_all(self._sender, self._wire, weights)
             return self._sent.whole()
         except RuntimeError as error:
             self.leave()
@@ -147,19 +131,13 @@ class WeightSending:
     ) -> Digests:
         return send(sender, self.headers(), weights, bucket_bytes=wire.bucket_bytes)
 
-    def _send_staged(self, staged: _Staged) -> str:
-        if self._sender is None:
-            return ""
-        try:
-            for bucket, held in staged.buckets:
-                flat = self._sender.buffer(bucket.num_bytes)
-                self._sender.send(bucket, flat.copy_(held, non_blocking=True))
-            self._sender.settle()
-        except RuntimeError as error:
-            self.leave()
-            raise TransferError(f"the weights could not be sent: {error}") from error
-        self._sent = staged.digests
-        return self._sent.whole()
+    @staticmethod
+    def _sent_staged(sender: Sender, staged: _Staged) -> Digests:
+        for bucket, held in staged.buckets:
+            flat = sender.buffer(bucket.num_bytes)
+            sender.send(bucket, flat.copy_(held, non_blocking=True))
+        sender.settle()
+        return staged.digests
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each tensor of the last transfer, by name; on rank 0 only."""
