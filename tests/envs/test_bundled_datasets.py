@@ -17,10 +17,9 @@ from telescope_core.errors import ConfigError, RegistryError
 from telescope_core.open import local_place
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import EnvironmentLocation
-from telescope_envs.install.bundle import dataset_digest
 from telescope_envs.install.bundling import Part, write_bundle
 from telescope_envs.install.data import dataset_folder, kept_datasets
-from telescope_envs.install.open_bundle import opened_bundle
+from telescope_envs.install.open_bundle import dataset_digest, opened_bundle
 from telescope_envs.install.steps import silent
 from telescope_envs.records.lockfile import LOCK_NAME, Lock, parse_lock, render, write_lock
 from telescope_envs.records.release import Dataset

@@ -11,13 +11,13 @@ from tests.envs.projects import TOY, toy_publication, write_registry
 from tests.envs.using.test_locator import install, lock
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_envs.install.updating import plan_update
 from telescope_envs.records.lockfile import LOCK_NAME, read_lock
 from telescope_envs.records.release import (
     Dataset,
     RewardRange,
     Status,
 )
+from telescope_envs.registry.resolving import plan_update
 
 __all__ = ["install"]
 

@@ -13,7 +13,8 @@ from tests.envs.projects import toy_publication
 from tests.envs.using.conftest import lock_of
 
 from telescope_core.errors import RegistryError
-from telescope_envs.install.findings import (
+from telescope_envs.install.packages import dependency_tree
+from telescope_envs.install.verify import (
     FindingKind,
     changed_byte_code,
     compared,
@@ -22,7 +23,6 @@ from telescope_envs.install.findings import (
     registry_findings,
     unreachable,
 )
-from telescope_envs.install.packages import dependency_tree
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.release import (
     Deprecation,
@@ -151,8 +151,7 @@ def test_what_the_registry_says_now_is_told(published):
     assert (changed.kind, "releases never change" in changed.text) == (FindingKind.REGISTRY, True)
     (gone, *_) = registry_findings(published, record(version="0.2.0"))
     assert "is not in" in gone.text
-    (note,) = unreachable("x", RegistryError("no route"))
-    assert not note.is_problem
+    assert not unreachable("x", RegistryError("no route")).is_problem
 
 
 def test_the_tree_writes_each_package_out_once(venv):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from telescope_core.probes.leaks import Shown, find_leaks
+from telescope_core.probes.leakage import Shown, find_leaks
 
 RNG = random.Random(0)
 SUMS = [(RNG.randint(2, 60), RNG.randint(2, 60)) for _ in range(16)]

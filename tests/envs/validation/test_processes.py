@@ -187,7 +187,7 @@ def test_an_import_that_waits_is_not_conclusive_and_no_failure(trial, monkeypatc
 
 SLOW_MACHINE = """
 import sys
-sys.modules["telescope_core.probes.pace"]._REFERENCE_S = 1e-6
+sys.modules["telescope_core.probes.meter"]._REFERENCE_S = 1e-6
 """
 
 

@@ -19,11 +19,9 @@ from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
 from telescope_core.finding.locate import load_environment_class
-from telescope_core.probes.answers import Answers
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
-from telescope_core.probes.job import Job
-from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan, processor_s
-from telescope_core.probes.pace import slowness
+from telescope_core.probes.job import Answers, Job
+from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan, processor_s, slowness
 from telescope_core.probes.schema_check import schema_problems
 from telescope_core.probes.waiting import WaitClock
 
@@ -34,10 +32,7 @@ _READING = Limits(own_s=4.0, wall_s=60.0)
 """Time for one split, after which only the examples that were asked for are read."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-_BUILT = (
-    *("load.settings", "load.tools", "load.declarations", "load.network"),
-    "load.examples",
-)
+_BUILT = ("load.settings", "load.tools", "load.declarations", "load.network", "load.examples")
 _READ = ("load.ids", "load.splits")
 
 
@@ -156,14 +151,6 @@ def check_declarations(environment: Environment, answers: Answers) -> None:
         for name in environment.secrets:
             if not _SECRET_NAME.fullmatch(name):
                 answers.found("load.declarations", f"secret {name!r} is not the name of a variable")
-    answers.data(
-        "declared",
-        {
-            "reward": [low, high, success],
-            "network": environment.network,
-            "secrets": list(environment.secrets),
-        },
-    )
 
 
 def check_datasets(environment: Environment, answers: Answers) -> None:

@@ -12,10 +12,9 @@ from telescope_core.environments import Environment
 from telescope_core.environments.loop_watch import Block, LoopWatch
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.rollout import play_rollout
-from telescope_core.probes.answers import Answers, described
-from telescope_core.probes.completions import GOLD, HUGE, ShownExample, Try, tries_of
+from telescope_core.probes.completions import CHECK_OF_KIND, GOLD, HUGE, ShownExample, Try, tries_of
 from telescope_core.probes.guards import Guard, cut_off_network
-from telescope_core.probes.job import Job
+from telescope_core.probes.job import Answers, Job, described
 from telescope_core.probes.judging import (
     Played,
     Range,
@@ -25,9 +24,8 @@ from telescope_core.probes.judging import (
     judge_same,
     require_enough,
 )
-from telescope_core.probes.meter import Limits, Meter, MeteredSpan
+from telescope_core.probes.meter import Limits, Meter, MeteredSpan, slowness
 from telescope_core.probes.near_gold import judge_near_gold
-from telescope_core.probes.pace import slowness
 from telescope_core.probes.playing import (
     asked_of,
     play_at_once,
@@ -50,14 +48,7 @@ CHECKED = (
     "reward.gold",
     "reward.range",
     "reward.floor",
-    "reward.empty",
-    "reward.echo",
-    "reward.other_gold",
-    "reward.random_words",
-    "reward.huge",
-    "reward.unicode",
-    "reward.special_values",
-    "reward.format_only",
+    *dict.fromkeys(CHECK_OF_KIND.values()),
     *_LATER,
 )
 NUM_AT_ONCE = 64

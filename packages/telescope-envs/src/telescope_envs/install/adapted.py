@@ -92,13 +92,13 @@ def link_adapted(
     granted = _granted(name, secrets)
     config = {**(settings or {}), **_anywhere(found, settings or {})}
     made = _installed(found, packages, allow_sdist)
-    framework = _framework(found, () if made is None else made.pins)
-    python = None if made is None else made.python
+    interpreter, pins = ("", ()) if made is None else (str(made.python), made.pins)
+    framework = _framework(found, pins)
     try:
         asked(
             "built",
             framework.factory,
-            interpreter=sys.executable if python is None else str(python),
+            interpreter=interpreter or sys.executable,
             settings=config,
             secrets=granted,
             what=f"nothing was linked: {name}",
@@ -113,10 +113,10 @@ def link_adapted(
     link = AdaptedLink(
         name=name,
         factory=framework.factory,
-        interpreter="" if python is None else str(python),
+        interpreter=interpreter,
         config=config,
         requirements=() if made is None else made.requirements,
-        dependencies=() if made is None else made.pins,
+        dependencies=pins,
         secrets=tuple(granted),
         linked_at=datetime.now(UTC),
     )

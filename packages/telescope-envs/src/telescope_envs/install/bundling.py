@@ -18,7 +18,8 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_envs.install.attestations import attestation_of
-from telescope_envs.install.bundle import (
+from telescope_envs.install.data import cached_attestation, dataset_folder, installing
+from telescope_envs.install.open_bundle import (
     DATASETS,
     ENVIRONMENTS,
     MANIFEST,
@@ -31,7 +32,6 @@ from telescope_envs.install.bundle import (
     may_hold,
     this_platform,
 )
-from telescope_envs.install.data import cached_attestation, dataset_folder, installing
 from telescope_envs.install.pipeline import checked_wheel, choose_release, locked_environment
 from telescope_envs.install.requirements import lock_requirements, python_version
 from telescope_envs.install.steps import InstallOptions, Progress, Step

@@ -120,15 +120,8 @@ def declared_settings(
     interpreter: str, factory: str, search_path: tuple[str, ...] = ()
 ) -> list[Setting]:
     """Return the settings of `factory`; its code is imported by `interpreter`, not here."""
-    return settings_in(
-        asked(
-            "schema",
-            factory,
-            interpreter=interpreter,
-            search_path=search_path,
-            what=factory,
-        )
-    )
+    found = asked("schema", factory, interpreter=interpreter, search_path=search_path, what=factory)
+    return settings_in(found)
 
 
 def settings_in(schema: Mapping[str, Any]) -> list[Setting]:

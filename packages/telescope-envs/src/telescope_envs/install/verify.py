@@ -1,42 +1,251 @@
 """`telescope env verify`: check an installed environment again, from files to registry.
 
 The checks before an install are in `pipeline`, and the rules for the contents of a wheel in
-`rules.wheel`.
+`rules.wheel`. A RECORD lists a package's files with their hashes. A file that no RECORD lists must
+be one that an empty virtual environment has, or byte code of a listed file. Anything else was added
+later.
 """
 
 import io
+import marshal
+import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import Distribution
+from importlib.util import MAGIC_NUMBER, source_from_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
 from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, unknown_name
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_envs.install.data import cached_wheel, find_built
-from telescope_envs.install.findings import (
-    Compared,
-    Finding,
-    FindingKind,
-    changed_byte_code,
-    compared,
-    extra_files,
-    lock_findings,
-    registry_findings,
-    unreachable,
+from telescope_envs.install.packages import (
+    CORE,
+    installed_closure,
+    locked_versions,
+    packages_of,
+    site_packages_of,
 )
-from telescope_envs.install.packages import installed_closure, packages_of, site_packages_of
 from telescope_envs.locator import InstalledLocator, module_of, usable_names
 from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import files_below
 from telescope_envs.records.installed import Installation, installed_environments
-from telescope_envs.records.lockfile import find_lock, read_lock
+from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
-from telescope_envs.rules.wheel import hashes_in
+from telescope_envs.rules.wheel import hashes_in, record_hash
+
+
+class FindingKind(StrEnum):
+    """Kinds of findings; all except NOTE make the verification fail."""
+
+    CHANGED = "changed"
+    """A file differs from the installed one."""
+    MISSING = "missing"
+    """A file or a package is gone."""
+    EXTRA = "extra"
+    """A file exists that no package installed."""
+    LOCK = "lock"
+    """Installed packages differ from locked ones."""
+    REGISTRY = "registry"
+    """The registry has another wheel under that version, or none."""
+    YANKED = "yanked"
+    """The version was yanked, or there is an advisory about the environment."""
+    NOTE = "note"
+    """Worth knowing, but not a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding."""
+
+    kind: FindingKind
+    what: str
+    """The file, package or version."""
+    text: str
+    """Its fault and advice, as the predicate of a sentence about `what`."""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether it makes the verification fail."""
+        return self.kind is not FindingKind.NOTE
+
+
+def lock_findings(
+    record: Installation, locked: LockedEnvironment, packages: Mapping[str, Distribution]
+) -> Iterator[Finding]:
+    """Yield the packages of a virtual environment that differ from its lock."""
+    own = str(canonicalize_name(record.release.distribution))
+    wanted = dict(line.split("==", 1) for line in locked_versions(locked.requirements))
+    wanted = {str(canonicalize_name(name)): version for name, version in wanted.items()}
+    here = {name: package.version for name, package in packages.items() if name != CORE}
+    for name in sorted({*wanted, own, *here}):
+        expected = record.release.version if name == own else wanted.get(name, "")
+        got = here.get(name, "")
+        if expected != got:
+            text = f"{expected or 'nothing'} is locked, {got or 'nothing'} is installed"
+            yield Finding(FindingKind.LOCK, name, text)
+
+
+def registry_findings(registry: Registry, record: Installation) -> Iterator[Finding]:
+    """Yield findings of the registry about the installed release."""
+    release = record.release
+    label = f"{release.id} {release.version}"
+    published = {one.version: one for one in registry.releases(release.id)}
+    now = published.get(release.version)
+    if now is None:
+        text = f"is not in {registry.address} any more, although releases are never removed"
+        yield Finding(FindingKind.REGISTRY, label, text)
+    elif now.wheel.sha256 != release.wheel.sha256:
+        text = (
+            f"has a wheel with sha256 {release.wheel.sha256}, but {registry.address} has "
+            f"{now.wheel.sha256}; releases never change: tell the registry's owner"
+        )
+        yield Finding(FindingKind.REGISTRY, label, text)
+    status = registry.status(release.id)
+    if release.version in status.yanked:
+        text = f"is yanked: {status.yanked[release.version]}"
+        yield Finding(FindingKind.YANKED, label, text)
+    for advisory in status.advisories:
+        yield Finding(FindingKind.YANKED, release.id, f"advisory: {advisory}")
+    if status.deprecated is not None:
+        instead = f"; use {status.deprecated.replacement}" if status.deprecated.replacement else ""
+        text = f"is deprecated: {status.deprecated.reason}{instead}"
+        yield Finding(FindingKind.NOTE, release.id, text)
+
+
+def unreachable(registry: str, error: TelescopeError) -> Finding:
+    """Return a note that a registry could not be reached."""
+    text = f"could not be reached, so yanks and advisories are not known: {error}"
+    return Finding(FindingKind.NOTE, registry, text)
+
+
+_BYTE_CODE_HEADER = 16
+_NOT_OF_PACKAGES = {"telescope.json", ".lock"}
+"""Files beside the packages: the record of the installation, and uv's lock file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One line of a RECORD."""
+
+    package: str
+    path: Path
+    """Absolute, without `..`; symbolic links are not followed."""
+    hash: str
+    """`sha256=...`; empty for RECORD itself and for byte code."""
+
+
+class Compared(NamedTuple):
+    """One package, compared with its RECORD."""
+
+    recorded: tuple[Recorded, ...]
+    changed: tuple[Finding, ...]
+
+
+def compared(name: str, package: Distribution) -> Compared:
+    """Compare every file of a package, whose canonical name is `name`, with its RECORD."""
+    recorded = tuple(
+        Recorded(
+            package=name,
+            path=Path(os.path.normpath(str(package.locate_file(listed)))),
+            hash=digest,
+        )
+        for listed, digest in hashes_in(package.read_text("RECORD") or "").items()
+        if listed
+    )
+    return Compared(recorded, tuple(_changed_files(recorded)))
+
+
+def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:
+    """Yield files that are missing or differ from their RECORD."""
+    for file in recorded:
+        if not file.path.is_file():
+            if file.hash:
+                text = f"is gone; {file.package} was installed with it"
+                yield Finding(FindingKind.MISSING, str(file.path), text)
+        elif file.hash:
+            kind = file.hash.partition("=")[0]
+            if record_hash(file.path.read_bytes(), kind) != file.hash:
+                text = f"is not the file that was installed with {file.package}"
+                yield Finding(FindingKind.CHANGED, str(file.path), text)
+
+
+def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[Finding]:
+    """Yield the files below `venv` that no package installed.
+
+    `empty` is a virtual environment without packages; files that are the same in it belong there.
+    """
+    listed = {file.path for file in recorded}
+    for path in files_below(venv):
+        if path in listed or (path.parent == venv and path.name in _NOT_OF_PACKAGES):
+            continue
+        if "__pycache__" in path.parts and path.suffix == ".pyc":
+            source = _source_of(path)
+            if source in listed:
+                continue
+            text = "is byte code of a file that no package installed"
+        elif _is_same(path, empty / path.relative_to(venv)):
+            continue
+        elif path.suffix == ".pth":
+            text = "runs code at each start of Python, and no package installed it"
+        else:
+            text = "belongs to no installed package"
+        yield Finding(FindingKind.EXTRA, str(path), text)
+
+
+def changed_byte_code(folder: Path) -> Iterator[Finding]:
+    """Yield the byte code below `folder` that differs from what its source compiles to.
+
+    Python runs byte code instead of the source, so changing it has the same effect as changing
+    the source.
+    """
+    for path in files_below(folder):
+        if path.suffix != ".pyc":
+            continue
+        if not path.is_file():
+            yield Finding(FindingKind.CHANGED, str(path), "is no plain file; remove it")
+            continue
+        source = _source_of(path)
+        if source is None or not source.is_file():
+            continue
+        data = path.read_bytes()
+        if data[:4] != MAGIC_NUMBER:
+            continue  # from another version of Python, which this one does not run
+        code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True, optimize=0)
+        if code != _loaded(data):
+            text = f"is not the byte code of {source.name}; remove it"
+            yield Finding(FindingKind.CHANGED, str(path), text)
+
+
+def _loaded(data: bytes) -> object:
+    try:
+        return marshal.loads(data[_BYTE_CODE_HEADER:])
+    except (EOFError, ValueError, TypeError):
+        return None
+
+
+def _source_of(path: Path) -> Path | None:
+    try:
+        return Path(source_from_cache(str(path)))
+    except ValueError:
+        return None
+
+
+def _is_same(path: Path, ours: Path) -> bool:
+    if ours.is_symlink() or path.is_symlink():
+        return ours.is_symlink() and path.is_symlink() and os.readlink(ours) == os.readlink(path)
+    if not (ours.is_file() and path.is_file()):
+        return False
+    # pyvenv.cfg may differ: it holds the folder's name and the version of uv.
+    is_own_word = path.name == "pyvenv.cfg"
+    return is_own_word or path.read_bytes() == ours.read_bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +283,13 @@ def verify(
     try:
         location = InstalledLocator().locate(name)
     except EnvironmentLoadError as error:
-        missing = Finding(kind=FindingKind.MISSING, what=name, text=str(error))
+        missing = Finding(FindingKind.MISSING, name, str(error))
         return Verification(id=name, version="", place="", num_files=0, findings=(missing,))
     if location is None:
         raise unknown_name("installed environment", name, usable_names())
     if location.place is EnvironmentPlace.LINKED:
-        note = Finding(
-            kind=FindingKind.NOTE,
-            what=location.registry,
-            text="is linked: its files are meant to change, and are not compared",
-        )
+        text = "is linked: its files are meant to change, and are not compared"
+        note = Finding(FindingKind.NOTE, location.registry, text)
         return _verification(location, 0, (note,))
     packages = packages_of(location.interpreter)
     record = _record_of(location)
@@ -148,7 +354,7 @@ def _against_its_sources(
         yield from registry_findings(registry, record)
     except TelescopeError as error:
         registry = None
-        yield from unreachable(record.registry, error)
+        yield unreachable(record.registry, error)
     yield from _wheel_findings(record, registry, packages)
 
 
@@ -171,9 +377,7 @@ def _wheel_findings(
             data = (registry or open_registry(record.registry)).wheel_bytes(release)
             check_bytes(data, release)
     except TelescopeError as error:
-        yield Finding(
-            kind=FindingKind.NOTE, what=release.wheel.filename, text=f"is not available: {error}"
-        )
+        yield Finding(FindingKind.NOTE, release.wheel.filename, f"is not available: {error}")
         return
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
         (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
@@ -181,16 +385,10 @@ def _wheel_findings(
     here = hashes_in(own.read_text("RECORD") or "")
     for name, digest in published.items():
         if digest and here.get(name) != digest:
-            yield Finding(
-                kind=FindingKind.CHANGED,
-                what=str(own.locate_file(name)),
-                text="has a different hash in RECORD than in the published wheel",
-            )
+            text = "has a different hash in RECORD than in the published wheel"
+            yield Finding(FindingKind.CHANGED, str(own.locate_file(name)), text)
     module = f"{release.module}/"
     for name in sorted(here.keys() - published.keys()):
         if name.startswith(module) and "__pycache__" not in name:
-            yield Finding(
-                kind=FindingKind.EXTRA,
-                what=str(own.locate_file(name)),
-                text="is in RECORD, but not in the published wheel",
-            )
+            text = "is in RECORD, but not in the published wheel"
+            yield Finding(FindingKind.EXTRA, str(own.locate_file(name)), text)

@@ -199,17 +199,17 @@ def run_program(
     limit_s: float,
     late: str,
     heirs: Sequence[int] = (),
-    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `command` with no variables but `environ`, for at most `limit_s` seconds.
 
-    Raises EnvironmentLoadError(late) after that time. It works in `folder`, by default in an empty
-    one, which is its home and its temporary folder too unless `environ` names others. It inherits
-    the descriptors `heirs`, so locks among them stay held until it has ended as well: give them to
-    programs that are trusted, never to an environment's code.
+    Raises EnvironmentLoadError(late) after that time. It works in an empty folder, which is its
+    home and its temporary folder too unless `environ` names others. It inherits the descriptors
+    `heirs`, so locks among them stay held until it has ended as well: give them to programs that
+    are trusted, never to an environment's code.
     """
-    with _folder(folder) as place:
-        environ = {"HOME": str(place), "TMPDIR": str(place), **environ}
+    with tempfile.TemporaryDirectory(prefix="telescope-run-") as empty:
+        environ = {"HOME": empty, "TMPDIR": empty, **environ}
+        place = Path(empty)
         with kept(command, environ=environ, folder=place, limit_s=limit_s, heirs=heirs) as program:
             wait_for([program])
             if program.is_late:
@@ -222,15 +222,6 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
     """Kill everything in the session that `process` was started in, whether it has ended or not."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _folder(given: Path | None) -> Generator[Path]:
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory(prefix="telescope-run-") as empty:
-        yield Path(empty)
 
 
 def _is_at_end(stream: IO[bytes], tail: _Tail) -> bool:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -25,6 +23,7 @@ from telescope_envs.records.names import check_name, check_owner, distribution_n
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _SUFFIX = ".in"
 _COMMON = "common"
+_TEMPLATES = Path(__file__).with_name("templates")
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "single-turn": ("Sort words alphabetically", ("single-turn", "words")),
     "multi-turn": ("Break a letter code in a few guesses", ("game", "multi-turn")),
@@ -129,22 +128,9 @@ def _values(owner: str, name: str, template: str) -> dict[str, str]:
 
 
 def _template_files(template: str) -> Iterator[tuple[str, str]]:
-    root = files("telescope_envs.publish") / "templates"
-    for part in (_COMMON, template):
-        for path, file in _walk(root / part, PurePosixPath()):
-            yield _target_path(path), file.read_text(encoding="utf-8")
-
-
-def _walk(folder: Traversable, path: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
-    for child in folder.iterdir():
-        if child.is_dir():
-            yield from _walk(child, path / child.name)
-        elif child.name.endswith(_SUFFIX):
-            yield path / child.name.removesuffix(_SUFFIX), child
-
-
-def _target_path(path: PurePosixPath) -> str:
-    parts = ["{{module}}" if part == "module" else part for part in path.parts]
-    if parts[-1] == "gitignore":
-        parts[-1] = ".gitignore"
-    return "/".join(parts)
+    """Yield the path in the project and the text of each file of a template."""
+    for root in (_TEMPLATES / _COMMON, _TEMPLATES / template):
+        for file in root.rglob(f"*{_SUFFIX}"):
+            path = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
+            inner = "/".join("{{module}}" if one == "module" else one for one in path.split("/"))
+            yield (".gitignore" if inner == "gitignore" else inner), file.read_text("utf-8")

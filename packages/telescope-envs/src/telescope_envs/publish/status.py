@@ -3,6 +3,7 @@
 Nothing is ever deleted: a yanked version still installs if it is named exactly or locked.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -34,10 +35,7 @@ def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
     def change(status: Status) -> Status:
         return status.changed(yanked={**status.yanked, version: reason})
 
-    status = store.change_status(environment_id, change)
-    return StatusChange(
-        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
-    )
+    return _yanks_changed(store, environment_id, change)
 
 
 def unyank(store: WritableStore, text: str) -> StatusChange:
@@ -53,10 +51,7 @@ def unyank(store: WritableStore, text: str) -> StatusChange:
         kept = {v: why for v, why in status.yanked.items() if v != version}
         return status.changed(yanked=kept)
 
-    status = store.change_status(environment_id, change)
-    return StatusChange(
-        id=environment_id, status=status, effect=_chosen_now(Registry(store), environment_id)
-    )
+    return _yanks_changed(store, environment_id, change)
 
 
 def deprecate(
@@ -134,13 +129,20 @@ def _id_without_version(registry: Registry, text: str) -> str:
     return resolve_id(registry, request)
 
 
-def _chosen_now(registry: Registry, environment_id: str) -> str:
-    yanked = registry.status(environment_id).yanked
-    left = [r.version for r in registry.releases(environment_id) if r.version not in yanked]
+def _yanks_changed(
+    store: WritableStore, environment_id: str, change: Callable[[Status], Status]
+) -> StatusChange:
+    """Change the yanked versions, and say which version is chosen now."""
+    status = store.change_status(environment_id, change)
+    releases = Registry(store).releases(environment_id)
+    left = [one.version for one in releases if one.version not in status.yanked]
+    effect = (
+        f"Users who name no version now get {left[-1]}."
+        if left
+        else "No version is chosen any more unless it is named exactly."
+    )
     stays = "A yanked version still installs, with a warning, if it is named exactly or locked."
-    if not left:
-        return f"No version is chosen any more unless it is named exactly. {stays}"
-    return f"Users who name no version now get {left[-1]}. {stays}"
+    return StatusChange(id=environment_id, status=status, effect=f"{effect} {stays}")
 
 
 def _one_line(reason: str) -> str:

@@ -7,7 +7,6 @@ from packaging.version import Version
 from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import version_of
-from telescope_envs.records.names import parse_reserved
 from telescope_envs.records.reading import (
     MAX_WHEEL_BYTES,
     ReadReleases,
@@ -69,10 +68,6 @@ class Registry:
         """Return bare name -> owner/name."""
         found = self.store.read("aliases.toml")
         return parse_aliases(found, self._where("aliases.toml")).aliases if found else {}
-
-    def reserved(self) -> frozenset[str]:
-        """Return the names that nobody may use."""
-        return parse_reserved(self.store.read("reserved.txt") or b"")
 
     def releases(self, environment_id: str) -> list[Release]:
         """Return the releases of owner/name, oldest version first; empty when it has none.

@@ -90,7 +90,6 @@ def check_registry(
     root: Path,
     *,
     against: str = "",
-    now: datetime | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> CheckReport:
     """Return all errors in the registry at `root`, without running code of a wheel.
@@ -100,7 +99,7 @@ def check_registry(
     """
     # Before wheels are read, which takes long.
     require_commit(root, against)
-    tree = read_tree(root, now=now or datetime.now(UTC))
+    tree = read_tree(root, now=datetime.now(UTC))
     check_names(tree)
     for environment_id, lines in tree.releases.items():
         progress(f"checking {environment_id}")

@@ -283,10 +283,10 @@ def hashes_in(record: str) -> dict[str, str]:
     return {row[0]: row[1] for row in csv.reader(io.StringIO(record)) if len(row) == 3}
 
 
-def record_hash(data: bytes) -> str:
+def record_hash(data: bytes, kind: str = "sha256") -> str:
     """Return the hash as a RECORD line writes it."""
-    digest = hashlib.sha256(data).digest()
-    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+    digest = hashlib.new(kind, data).digest()
+    return f"{kind}={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 def _entry_point(files: Mapping[str, bytes], module: str, info_folder: str) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def create_token(
             "INSERT INTO tokens (id, digest, label, scope, owners, created_at, expires_at) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
-                *(token.id, _digest(secret), label, scope.value, " ".join(owners)),
+                *(token.id, sha256_of(secret), label, scope.value, " ".join(owners)),
                 *(token.created_at.isoformat(), token.expires_at.isoformat()),
             ),
         )
@@ -112,7 +112,7 @@ def create_token(
 
 def find_token(database: Database, secret: str) -> CallerToken | None:
     """Return the token with that secret, even if expired or revoked; None if it is unknown."""
-    digest = _digest(secret)
+    digest = sha256_of(secret)
     for found, *columns in database.rows(
         f"SELECT digest, {_COLUMNS} FROM tokens WHERE digest = ?", digest
     ):
@@ -167,10 +167,6 @@ def _token(row: tuple[str, ...]) -> CallerToken:
         expires_at=datetime.fromisoformat(expires_at),
         revoked_at=datetime.fromisoformat(revoked_at) if revoked_at else None,
     )
-
-
-def _digest(secret: str) -> str:
-    return sha256_of(secret)
 
 
 _TOKEN_PARAMETERS = {"token", "access_token", "api_key", "apikey", "auth"}

@@ -1,31 +1,222 @@
 """`HubStore`: a registry in one folder, with records in SQLite and artifacts in files.
 
 It implements the store protocol, so everything that reads registries can read it. `app` serves it
-over HTTP and decides who may do what.
+over HTTP and decides who may do what. Each change is one transaction, in which the callback `allow`
+checks the caller's token, so a token that was revoked in the meantime publishes nothing.
 """
 
+import io
 import json
+import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
+from sqlite3 import Connection
 from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.model import RecordProblem, converted
-from telescope_envs.records.names import check_name, check_owner
-from telescope_envs.records.reading import Publication, log_unreadable
-from telescope_envs.records.release import Namespace, RegistryConfig, Status
+from telescope_envs.records.names import check_name, check_owner, near_names
+from telescope_envs.records.reading import (
+    Publication,
+    attestation_path,
+    log_unreadable,
+    metadata_path,
+    parse_status,
+    read_releases,
+)
+from telescope_envs.records.release import Namespace, RegistryConfig, Release, Status
 from telescope_envs.records.schemas import ALIASES_TITLE, schema_files
-from telescope_envs.rules.admission import reserved_parts
+from telescope_envs.rules.admission import (
+    Read,
+    changed_status,
+    index_line,
+    is_new,
+    published_sha256,
+    reserved_parts,
+    status_file,
+)
 from telescope_envs.server.database import FILE, ArtifactFiles, Database
 from telescope_envs.server.refusals import Refusal
-from telescope_envs.server.releases import Releases
+
+_schema_files = cache(schema_files)
+
+
+def _anybody() -> str:
+    return ""
+
+
+class Releases:
+    """Reads and adds releases and statuses; `read` returns any file of the registry's tree."""
+
+    def __init__(self, database: Database, files: ArtifactFiles, read: Read) -> None:
+        self._database = database
+        self._files = files
+        self._read = read
+
+    def lines(self, environment_id: str) -> bytes | None:
+        """Return the index file of an environment; None when it has no release."""
+        rows = self._database.rows(
+            "SELECT line FROM releases WHERE environment = ? ORDER BY number", environment_id
+        )
+        return "".join(line for (line,) in rows).encode() if rows else None
+
+    def all_of(self, environment_id: str) -> list[Release]:
+        """Return the releases of an environment that can be read, oldest version first."""
+        path = f"index/{environment_id}.jsonl"
+        found = read_releases(self.lines(environment_id) or b"", environment_id, path)
+        return sorted(found.releases, key=lambda release: Version(release.version))
+
+    def distributions(self) -> list[str]:
+        """Return the distributions that are not withheld, sorted."""
+        rows = self._database.rows("SELECT DISTINCT distribution, environment FROM releases")
+        withheld = self.withheld_owners()
+        return sorted(name for name, one in rows if one.partition("/")[0] not in withheld)
+
+    def environment_of(self, distribution: str) -> str | None:
+        """Return the id of the environment with that distribution; None if there is none."""
+        query = "SELECT environment FROM releases WHERE distribution = ? LIMIT 1"
+        return self._database.value(query, distribution)
+
+    def withheld_owners(self) -> set[str]:
+        """Return the suspended owners whose releases are not served."""
+        query = "SELECT owner FROM namespaces WHERE status = 'suspended' AND withheld"
+        return {owner for (owner,) in self._database.rows(query)}
+
+    def status_record(self, environment_id: str) -> bytes | None:
+        """Return the served status file of an environment."""
+        found = self._database.value(
+            "SELECT record FROM statuses WHERE environment = ? ORDER BY revision DESC LIMIT 1",
+            environment_id,
+        )
+        return found.encode() if found is not None else None
+
+    def status(self, environment_id: str) -> Status:
+        """Return the status of an environment."""
+        return parse_status(self.status_record(environment_id), "status")
+
+    def states(self) -> dict[str, tuple[int, int]]:
+        """Return environment id -> (number of its last release, revision of its status)."""
+        rows = self._database.rows(
+            "SELECT environment, max(number), "
+            "(SELECT max(revision) FROM statuses WHERE statuses.environment = r.environment) "
+            "FROM releases AS r GROUP BY environment"
+        )
+        return {environment: (int(number), int(status)) for environment, number, status in rows}
+
+    def add(
+        self,
+        publication: Publication,
+        *,
+        allow: Callable[[], str] = _anybody,
+        may_be_near: bool = False,
+    ) -> bool:
+        """Store the files, then the release; False if the same bytes are already published.
+
+        `allow` returns the id of the token that publishes, or raises. A new name that is similar to
+        another owner's is refused unless `may_be_near`.
+        """
+        release = publication.release
+        # Files are withdrawn last, because committing the transaction can fail as well.
+        with ExitStack() as stored, self._database.transaction() as writer:
+            token = allow()
+            published = published_sha256(self._read, release.id, release.version)
+            if published not in (None, release.wheel.sha256):
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{release.id} {release.version} is already published with different bytes, "
+                    "and releases are never replaced",
+                    "raise the version in its pyproject.toml",
+                )
+            if not is_new(self._read, publication):
+                return False
+            if not may_be_near and self.lines(release.id) is None:
+                self._check_new_name(release)
+            files = _files(publication)
+            stored.enter_context(self._files.stored(files.values()))
+            _insert(writer, release, files, token)
+        return True
+
+    def change_status(
+        self,
+        environment_id: str,
+        change: Callable[[Status, bytes], Status],
+        *,
+        allow: Callable[[], str] = _anybody,
+    ) -> Status:
+        """Add the next revision of a status: `change` of the current record and its bytes."""
+        with self._database.transaction() as writer:
+            token = allow()
+            before = self.status_record(environment_id) or b""
+
+            def changed(status: Status) -> Status:
+                return change(status, before)
+
+            status, record = changed_status(self._read, environment_id, changed)
+            values = (environment_id, record.decode(), _now(), token, environment_id)
+            writer.execute(
+                "INSERT INTO statuses SELECT ?, max(revision) + 1, ?, ?, ? FROM statuses "
+                "WHERE environment = ?",
+                values,
+            )
+        return status
+
+    def _check_new_name(self, release: Release) -> None:
+        """Refuse the first release under a name that is confusingly similar to another owner's."""
+        others = [one for one in self.states() if not one.startswith(f"{release.owner}/")]
+        near = near_names(release.name, [other.partition("/")[2] for other in others])
+        if near:
+            known = ", ".join(sorted(o for o in others if o.partition("/")[2] in near))
+            raise Refusal(
+                HTTPStatus.CONFLICT,
+                f"the name {release.name!r} is easily confused with {known}",
+                "choose another name, or ask whoever runs this registry to publish its first "
+                "release",
+            )
+
+
+def _files(publication: Publication) -> dict[str, bytes]:
+    """Return path in the registry's tree -> bytes of the publication's artifacts."""
+    release = publication.release
+    wheel = f"artifacts/{release.wheel.filename}"
+    with zipfile.ZipFile(io.BytesIO(publication.wheel)) as archive:
+        info = f"{release.module}-{release.version}.dist-info"
+        metadata = archive.read(f"{info}/METADATA")
+    files = {wheel: publication.wheel, metadata_path(wheel): metadata}
+    if publication.attestation:
+        files[attestation_path(wheel)] = publication.attestation
+    return files
+
+
+def _insert(writer: Connection, release: Release, files: dict[str, bytes], token: str) -> None:
+    rows = [(path, sha256_of(data), len(data)) for path, data in files.items()]
+    writer.executemany("INSERT INTO artifacts VALUES (?, ?, ?)", rows)
+    writer.execute(
+        "INSERT INTO releases (environment, version, distribution, line, received_at, token) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            *(release.id, release.version, canonicalize_name(release.distribution)),
+            *(index_line(release).decode(), _now(), token),
+        ),
+    )
+    writer.execute(
+        "INSERT OR IGNORE INTO statuses VALUES (?, 0, ?, ?, ?)",
+        (release.id, status_file(Status()).decode(), _now(), token),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
 
 API = "api"
 """Path of the server's API, relative to the registry; `config.json` contains it."""
@@ -103,7 +294,7 @@ class HubStore:
             case ["status", owner, file] if file.endswith(".json"):
                 return self.releases.status_record(f"{owner}/{file.removesuffix('.json')}")
             case ["schema", name]:
-                found = _schemas().get(name)
+                found = _schema_files().get(name)
                 return found.encode() if found is not None else None
             case ["v1", "index.json"]:
                 return write_catalog(self.catalog())
@@ -271,11 +462,6 @@ class HubStore:
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
-
-
-@cache
-def _schemas() -> dict[str, str]:
-    return schema_files()
 
 
 def _shipped_reserved() -> str:

@@ -1,7 +1,6 @@
 """`telescope env check-grader`: find answers close to the right one that the grader accepts."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -10,10 +9,10 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.probes.completions import GOLD
 from telescope_core.probes.near_gold import NEAR_GOLD
 from telescope_envs.validation.findings import Findings
-from telescope_envs.validation.levels import check_load, run_probes
-from telescope_envs.validation.processes import Subject, scratch_folder
+from telescope_envs.validation.levels import Trial, check_load, run_probes
+from telescope_envs.validation.processes import Subject
 from telescope_envs.validation.records import Outcome, Verdict
-from telescope_envs.validation.runner import ValidationOptions, fixtures, trial_of
+from telescope_envs.validation.runner import ValidationOptions, trials
 from telescope_envs.validation.static import check_static, version_in
 
 
@@ -54,11 +53,9 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
     """Play gold answers and close ones; raises ConfigError if it cannot be loaded."""
     findings = Findings()
     subject = check_static(subject, findings)
-    with (
-        scratch_folder() as folder,
-        fixtures(subject, Path(folder), options) as environ,
-    ):
-        told = _replies(subject, Path(folder), findings, options, environ)
+    with trials(subject, findings, options) as make_trial:
+        trial = make_trial() if subject.factory else None
+        told = _replies(subject, trial, findings, options)
     played: list[dict[str, Any]] = told["played"]
     kinds = tuple(_kind(kind, played) for kind in (GOLD, *NEAR_GOLD))
     wrong = tuple(one for one in played if one["is_solved"] != (one["kind"] == GOLD))
@@ -76,16 +73,9 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
 
 
 def _replies(
-    subject: Subject,
-    scratch: Path,
-    findings: Findings,
-    options: ValidationOptions,
-    environ: dict[str, str],
+    subject: Subject, trial: Trial | None, findings: Findings, options: ValidationOptions
 ) -> dict[str, Any]:
     """Return the played answers; raises ConfigError with the reason if there are none."""
-    trial = None
-    if subject.factory:
-        trial = trial_of(subject, scratch, findings, options, environ)
     if trial is not None:
         options.progress(f"{subject.label}: loading it")
         trial = check_load(trial, findings)

@@ -78,60 +78,37 @@ def check_load(trial: Trial, findings: Findings) -> Trial:
     return trial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ImportTime:
-    spent_s: float
-    """Processor time."""
-    wall_s: float
-    slowness: float
-    """Slowness relative to the reference machine for which the limit is set."""
-
-    @property
-    def counted_s(self) -> float:
-        return self.spent_s / self.slowness
-
-    @property
-    def longest_s(self) -> float:
-        return max(self.spent_s, self.wall_s) / self.slowness
-
-
 def _check_import_time(trial: Trial, told: list[ProbeReply], findings: Findings) -> None:
-    times = _import_times(told)
+    times = [one.data for one in told if "import_s" in one.data]
     if not times:
         return
-    if min(time.longest_s for time in times) > MAX_IMPORT_S:
+    if _shortest_import_s(times) > MAX_IMPORT_S:
         # The first two imports run at the same time and compile byte code. What counts is an import
         # that finds everything compiled.
-        times += _import_times(run_probes(trial, ("load", 3)))
-    best = min(times, key=lambda time: time.counted_s)
-    findings.facts["import_s"] = round(best.spent_s, 3)
-    if best.counted_s > MAX_IMPORT_S:
-        pace = f", on a machine {best.slowness:.1f} times as slow as the reference"
+        again = run_probes(trial, ("load", 3))
+        times += [one.data for one in again if "import_s" in one.data]
+    best = min(times, key=lambda time: time["import_s"] / time["slowness"])
+    spent_s, slowness = best["import_s"], best["slowness"]
+    findings.facts["import_s"] = round(spent_s, 3)
+    if spent_s / slowness > MAX_IMPORT_S:
+        pace = f", on a machine {slowness:.1f} times as slow as the reference"
         findings.found(
             "load.import_time",
-            f"importing {trial.factory.partition(':')[0]} computes for {best.spent_s:.1f} s, "
-            f"expected at most {MAX_IMPORT_S * best.slowness:.1f}"
-            f"{pace if best.slowness > 1 else ''}",
+            f"importing {trial.factory.partition(':')[0]} computes for {spent_s:.1f} s, "
+            f"expected at most {MAX_IMPORT_S * slowness:.1f}{pace if slowness > 1 else ''}",
         )
-    elif (longest := min(time.longest_s for time in times)) > MAX_IMPORT_S:
+    elif (longest := _shortest_import_s(times)) > MAX_IMPORT_S:
         findings.inconclusive(
             "load.import_time",
-            f"importing it took {longest:.1f} s, {best.spent_s:.1f} s of which it computed: it "
+            f"importing it took {longest:.1f} s, {spent_s:.1f} s of which it computed: it "
             "waits for something, or the machine was busy",
         )
     findings.passed("load.import_time")
 
 
-def _import_times(told: list[ProbeReply]) -> list[_ImportTime]:
-    return [
-        _ImportTime(
-            spent_s=one.data["import_s"],
-            wall_s=one.data["import_wall_s"],
-            slowness=one.data["slowness"],
-        )
-        for one in told
-        if "import_s" in one.data
-    ]
+def _shortest_import_s(times: list[dict[str, Any]]) -> float:
+    """Return the shortest of the imports, by the clock or computing, on the reference machine."""
+    return min(max(one["import_s"], one["import_wall_s"]) / one["slowness"] for one in times)
 
 
 def run_probes(
@@ -139,14 +116,9 @@ def run_probes(
 ) -> list[ProbeReply]:
     """Run probes of these kinds, each with its hash seed, at the same time."""
     tasks: list[Task] = []
+    cuts_network, size = trial.network == "none", trial.num_examples
     for kind, seed in probes:
-        job = make_job(
-            trial.place,
-            kind,
-            trial.factory,
-            trial.num_examples,
-            cuts_network=trial.network == "none",
-        )
+        job = make_job(trial.place, kind, trial.factory, size, cuts_network=cuts_network)
         job = replace(job, has_secrets=has_secrets)
         limit_s = _LIMITS_S[kind]
         tasks.append(Task(job=job, hash_seed=seed, environ=trial.environ, limit_s=limit_s))

@@ -4,8 +4,6 @@ Reports name `POLICY_VERSION`, so the meaning of a version is fixed. A change to
 new version and a new line in tests/envs/validation/policies.json.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
@@ -313,9 +311,3 @@ _LEAKAGE = (
 )
 
 CHECKS: dict[str, Check] = {check.id: check for check in (*_STATIC, *_LOAD, *_REWARD, *_LEAKAGE)}
-
-
-def policy_digest() -> str:
-    """Return a digest of the table's decisions; the wording of `why` and `fix` may change."""
-    table = [(check.id, check.severity, check.what) for check in CHECKS.values()]
-    return hashlib.sha256(json.dumps(table).encode()).hexdigest()

@@ -237,11 +237,6 @@ class Subject:
 _CHECK = "load.requirements"
 
 
-def scratch_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a temporary folder for one validation, which is deleted after it."""
-    return tempfile.TemporaryDirectory(prefix="telescope-validate-", ignore_cleanup_errors=True)
-
-
 def prepare_place(
     subject: Subject, scratch: Path, findings: Findings, *, allow_sdist: Sequence[str] = ()
 ) -> ProbePlace | None:

@@ -5,8 +5,9 @@ in other modules, and policy.py has the severity of each.
 """
 
 import platform
+import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import FOLDER, FixtureHub
 from telescope_envs.validation.levels import Trial, check_leakage, check_load, check_reward
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION
-from telescope_envs.validation.processes import Subject, prepare_place, scratch_folder
+from telescope_envs.validation.processes import Subject, prepare_place
 from telescope_envs.validation.records import EXAMPLES_FROM, FIXTURE_ROWS, Level, Report, verdict_of
 from telescope_envs.validation.static import check_static, version_in
 
@@ -115,8 +116,8 @@ def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report
     started_s = time.monotonic()
     subject = check_static(subject, findings)
     findings.facts["static_s"] = round(time.monotonic() - started_s, 2)
-    with scratch_folder() as scratch, fixtures(subject, Path(scratch), options) as environ:
-        _try_out(subject, Path(scratch), findings, options, environ)
+    with trials(subject, findings, options) as make_trial:
+        _try_out(subject, findings, options, make_trial)
     for level in LEVELS:
         if level not in asked:
             findings.not_run(_checks_of(level), "not asked for")
@@ -138,7 +139,38 @@ def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report
 
 
 @contextmanager
-def fixtures(
+def trials(
+    subject: Subject, findings: Findings, options: ValidationOptions
+) -> Generator[Callable[[], Trial | None]]:
+    """Yield a function that makes `subject` importable, with its fixture rows if they are wanted.
+
+    The function returns None if a dependency is missing in the place to import it.
+    """
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="telescope-validate-", ignore_cleanup_errors=True
+        ) as folder,
+        _fixtures(subject, Path(folder), options) as environ,
+    ):
+
+        def make() -> Trial | None:
+            allowed = options.allow_sdist
+            place = prepare_place(subject, Path(folder), findings, allow_sdist=allowed)
+            if place is None:
+                return None
+            return Trial(
+                place=replace(place, environ=environ),
+                factory=subject.factory,
+                num_examples=options.num_examples,
+                recorded=subject.secrets,
+                tell=options.progress,
+            )
+
+        yield make
+
+
+@contextmanager
+def _fixtures(
     subject: Subject, scratch: Path, options: ValidationOptions
 ) -> Generator[dict[str, str]]:
     """Serve the project's fixture rows; yields the variables with their address, or none."""
@@ -155,32 +187,11 @@ def fixtures(
         yield hub.environ(scratch / "hub")
 
 
-def trial_of(
-    subject: Subject,
-    scratch: Path,
-    findings: Findings,
-    options: ValidationOptions,
-    environ: dict[str, str],
-) -> Trial | None:
-    """Return a trial of `subject`; None if a dependency is missing in the place to import it."""
-    place = prepare_place(subject, scratch, findings, allow_sdist=options.allow_sdist)
-    if place is None:
-        return None
-    return Trial(
-        place=replace(place, environ=environ) if environ else place,
-        factory=subject.factory,
-        num_examples=options.num_examples,
-        recorded=subject.secrets,
-        tell=options.progress,
-    )
-
-
 def _try_out(
     subject: Subject,
-    scratch: Path,
     findings: Findings,
     options: ValidationOptions,
-    environ: dict[str, str],
+    make_trial: Callable[[], Trial | None],
 ) -> None:
     """Run the levels that run the environment's code, up to the first failure."""
     trial: Trial | None = None
@@ -194,12 +205,12 @@ def _try_out(
         options.progress(f"{subject.label}: {level} checks")
         started_s = time.monotonic()
         if trial is None:
-            trial = trial_of(subject, scratch, findings, options, environ)
+            trial = make_trial()
             if trial is None:
                 findings.not_run(_checks_of(level), "its dependencies are missing")
                 before = level
                 continue
-            if environ:
+            if options.fixture_rows:
                 findings.facts[EXAMPLES_FROM] = FIXTURE_ROWS
         trial = check(trial, findings)
         if findings.has_found("load.examples") and subject.project is not None:
