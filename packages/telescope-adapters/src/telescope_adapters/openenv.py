@@ -172,11 +172,11 @@ class OpenEnvSessions(ServedEnvironment):
             answer = (await ask(session, "POST", f"{base}/tasks", body={"split": wanted})).json()
         tasks: list[Any] = answer["tasks"]
         # The arguments of `reset` are the own fields of a task, or its index.
-        resets = [
-            task if isinstance(task, dict) else {"index": at} for at, task in enumerate(tasks)
+        resets: list[Any] = [
+            one if isinstance(one, dict) else {"index": at} for at, one in enumerate(tasks)
         ]
         return [
-            Example(id=f"{wanted}-{index}", prompt="task", info={"reset": cast(Any, reset)})
+            Example(id=f"{wanted}-{index}", prompt="task", info={"reset": reset})
             for index, reset in enumerate(resets)
         ]
 
