@@ -9,7 +9,7 @@ from telescope_core.sandboxes import (
     SandboxPool,
     SandboxSpec,
 )
-from telescope_core.sandboxes.remote import OpenSandboxes
+from telescope_core.sandboxes.remote import CloudProvider
 
 
 class Away:
@@ -28,26 +28,21 @@ class Away:
         self.is_ended = True
 
 
-class Services:
+class Services(CloudProvider):
     """A provider of such sandboxes: of the first, the service is away for a while."""
 
     name = "away"
 
     def __init__(self, num_failures: int) -> None:
-        self.limits = {Limit.NETWORK_NONE: "the service"}
+        self.limits = dict.fromkeys((Limit.NETWORK_NONE, Limit.TIME_TO_LIVE), "the service")
+        self.amounts = {}
         self._num_failures = num_failures
-        self._sandboxes = OpenSandboxes(self.limits)
         self.made: list[Away] = []
+        super().__init__()
 
-    async def create(self, spec: SandboxSpec):
-        async def start() -> Away:
-            self.made.append(Away(f"box {len(self.made)}", 0 if self.made else self._num_failures))
-            return self.made[-1]
-
-        return await self._sandboxes.add(spec, start())
-
-    async def close(self) -> None:
-        await self._sandboxes.close()
+    async def start(self, spec: SandboxSpec) -> Away:
+        self.made.append(Away(f"box {len(self.made)}", 0 if self.made else self._num_failures))
+        return self.made[-1]
 
 
 async def test_a_sandbox_that_could_not_be_ended_is_tried_again():
@@ -78,7 +73,7 @@ async def test_sandboxes_of_rollouts_end_with_their_provider(monkeypatch):
     provider = Services(num_failures=1)
     monkeypatch.setattr("telescope_core.sandboxes.tools.open_provider", lambda name: provider)
     sandboxes = EpisodeSandboxes("local", num_warm=2, max_open=2)
-    await (await sandboxes._opened.get()).pool.warm_up()
+    await (await sandboxes._pool.get()).warm_up()
     with pytest.raises(SandboxError, match="box 0 is away"):
         await sandboxes.close()
     assert [one.is_ended for one in provider.made] == [True, True]

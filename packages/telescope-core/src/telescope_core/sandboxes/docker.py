@@ -32,7 +32,7 @@ from telescope_core.sandboxes.protocol import (
     refused_by_service,
     require_limits,
 )
-from telescope_core.sandboxes.remote import OpenSandboxes, ShellAnswer, sdk_of
+from telescope_core.sandboxes.remote import CloudProvider, ShellAnswer, sdk_of
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ _MB = 1 << 20
 _REFUSED = 400
 
 
-class DockerProvider:
+class DockerProvider(CloudProvider):
     """Containers of one Docker or podman."""
 
     name = "docker"
@@ -73,28 +73,13 @@ class DockerProvider:
         self._as_image = as_image
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
         self._client: Any = None
-        self._amounts: Mapping[Limit, ResourceAmount] = _AMOUNTS
-        self._opening = asyncio.Lock()
-        self._sandboxes = OpenSandboxes(self.limits)
-
-    @property
-    def limits(self) -> Mapping[Limit, str]:
-        """Limits that containers can have."""
-        given = {
-            Limit.IMAGE: "image of the container",
-            Limit.CPUS: "control group of the container",
-            Limit.MEMORY: "control group of the container",
-            Limit.DISK: "size of the file system in memory; the rest is read-only",
-            Limit.PROCESSES: "control group of the container",
-            Limit.TIME_TO_LIVE: "the first process ends, and the container is removed with it",
-            Limit.NETWORK_NONE: "a network namespace of its own",
-            Limit.NETWORK_ENDPOINT: "the same, with a program inside that listens for this process",
-            Limit.NETWORK_FULL: "the default network of the service",
-        }
-        if self._as_image:
+        self.amounts = _AMOUNTS
+        self.limits = _LIMITS
+        if as_image:
             # The size of what is written over an image can be limited on few file systems.
-            del given[Limit.DISK]
-        return given
+            self.limits = {limit: means for limit, means in _LIMITS.items() if limit != Limit.DISK}
+        self._opening = asyncio.Lock()
+        super().__init__()
 
     def require(self, specs: Iterable[SandboxSpec]) -> None:
         """Raise SandboxLimitError that names the limits the service cannot set; starts nothing.
@@ -110,9 +95,7 @@ class DockerProvider:
         """Start a container; raises SandboxUnavailableError where there is no service or image."""
         require_limits(self.name, spec, self.limits, _AMOUNTS)
         await self._connected()
-        require_limits(self.name, spec, self.limits, self._amounts)
-        image = spec.image or self._image
-        return await self._sandboxes.add(spec, self._started(image, spec))
+        return await super().create(spec)
 
     async def build(self, context: bytes, tag: str, timeout_s: float) -> str:
         """Return the id of the image `tag`, built of a tar with a Dockerfile unless it is there.
@@ -126,7 +109,7 @@ class DockerProvider:
     async def close(self) -> None:
         """Remove the containers that are still open, and leave the service."""
         try:
-            await self._sandboxes.close()
+            await super().close()
         finally:
             if self._client is not None:
                 await self._call(self._client.close)
@@ -135,7 +118,7 @@ class DockerProvider:
     async def _connected(self) -> None:
         async with self._opening:
             if self._client is None:
-                self._client, self._amounts = await self._call(self._connect)
+                self._client, self.amounts = await self._call(self._connect)
 
     def _built(self, context: bytes, tag: str) -> str:
         from docker import errors
@@ -154,7 +137,9 @@ class DockerProvider:
                 ) from error
             return str(image.id)
 
-    async def _started(self, image: str, spec: SandboxSpec) -> "_Container":
+    async def start(self, spec: SandboxSpec) -> "_Container":
+        """Start a container; raises SandboxUnavailableError where its image is not here."""
+        image = spec.image or self._image
         container = _Container(await self._call(lambda: self._start(image, spec)), self._call)
         if spec.network is Network.ENDPOINT:
             await _require_python(container, image)
@@ -336,6 +321,17 @@ class _Container:
                 raise
 
 
+_LIMITS = {
+    Limit.IMAGE: "image of the container",
+    Limit.CPUS: "control group of the container",
+    Limit.MEMORY: "control group of the container",
+    Limit.DISK: "size of the file system in memory; the rest is read-only",
+    Limit.PROCESSES: "control group of the container",
+    Limit.TIME_TO_LIVE: "the first process ends, and the container is removed with it",
+    Limit.NETWORK_NONE: "a network namespace of its own",
+    Limit.NETWORK_ENDPOINT: "the same, with a program inside that listens for this process",
+    Limit.NETWORK_FULL: "the default network of the service",
+}
 _AMOUNTS = {
     Limit.CPUS: replace(ANY_CPUS, least=0.01, why_least="the least that a container can be given"),
     Limit.MEMORY: replace(ANY_MB, least=16, why_least="without which no program starts"),

@@ -90,7 +90,7 @@ class SandboxPool:
     ) -> None:
         """`num_warm`: number that is kept ready besides those in use; `provider` stays open."""
         require_pool_sizes(max_open, num_warm, max_uses)
-        self._provider = provider
+        self.provider = provider
         self._spec = spec or SandboxSpec()
         self._num_warm = num_warm
         self._max_uses = max_uses
@@ -159,7 +159,7 @@ class SandboxPool:
         done = await asyncio.gather(*(self._close(one) for one in held), return_exceptions=True)
         if is_first and self._usage.num_created + self._usage.num_failed:
             used = " ".join(f"{name}={value:g}" for name, value in self.usage().metrics().items())
-            _LOGGER.info("sandboxes of %s are closed: %s", self._provider.name, used)
+            _LOGGER.info("sandboxes of %s are closed: %s", self.provider.name, used)
         for error in done:
             if error is not None:
                 raise error
@@ -196,7 +196,7 @@ class SandboxPool:
         self._num_making += 1
         self._usage = replace(self._usage, max_open=max(self._usage.max_open, self._num_open()))
         try:
-            sandbox = await self._provider.create(spec or self._spec)
+            sandbox = await self.provider.create(spec or self._spec)
         except Exception:
             self._count(num_failed=1)
             raise

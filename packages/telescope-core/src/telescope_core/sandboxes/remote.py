@@ -13,7 +13,7 @@ import posixpath
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -296,26 +296,34 @@ class RemoteSandbox:
             raise SandboxError(f"sandbox {self.id} is closed; make another one")
 
 
-class OpenSandboxes:
-    """The open sandboxes of a provider; a start that is cancelled is undone.
+class CloudProvider(ABC):
+    """A provider whose sandboxes are at a service, which is reached through its SDK.
 
-    One that its service could not end counts as open, so that it is tried again at the end.
+    A subclass says how one is started; a start that is cancelled is undone. A sandbox that the
+    service could not end counts as open, so that it is tried again at the end.
     """
 
-    def __init__(self, limits: Mapping[Limit, str]) -> None:
-        """`limits`: those of the provider, each with the means by which it is set."""
-        self._measures = {limit.value: means for limit, means in limits.items()}
+    name: str
+    """Of the provider, and of the extra of telescope-core that brings its SDK."""
+    limits: Mapping[Limit, str]
+    """Limits that the service can give one sandbox, and by which means."""
+    amounts: Mapping[Limit, ResourceAmount]
+    """Amounts of them that it takes."""
+
+    def __init__(self) -> None:
         self._open: set[RemoteSandbox] = set()
 
-    async def add(self, spec: SandboxSpec, start: Awaitable[Service]) -> RemoteSandbox:
-        """Wait for `start`, and return its result as a sandbox."""
-        starting = asyncio.ensure_future(start)
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
+        require_limits(self.name, spec, self.limits, self.amounts)
+        starting = asyncio.ensure_future(self.start(spec))
         try:
             service = await asyncio.shield(starting)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.create_task(_abandon(starting)))
             raise
-        made = RemoteSandbox(service, spec, self._measures, self._open.discard)
+        measures = {limit.value: means for limit, means in self.limits.items()}
+        made = RemoteSandbox(service, spec, measures, self._open.discard)
         self._open.add(made)
         return made
 
@@ -327,32 +335,6 @@ class OpenSandboxes:
         for error in done:
             if error is not None:
                 raise error
-
-
-class CloudProvider(ABC):
-    """A provider whose sandboxes are those of one account at a service, through the service's SDK.
-
-    A subclass says how one is started.
-    """
-
-    name: str
-    """Of the provider, and of the extra of telescope-core that brings its SDK."""
-    limits: Mapping[Limit, str]
-    """Limits that the service can give one sandbox, and by which means."""
-    amounts: Mapping[Limit, ResourceAmount]
-    """Amounts of them that it takes."""
-
-    def __init__(self) -> None:
-        self._sandboxes = OpenSandboxes(self.limits)
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
-        require_limits(self.name, spec, self.limits, self.amounts)
-        return await self._sandboxes.add(spec, self.start(spec))
-
-    async def close(self) -> None:
-        """End the sandboxes that are still open."""
-        await self._sandboxes.close()
 
     @abstractmethod
     async def start(self, spec: SandboxSpec) -> Service:

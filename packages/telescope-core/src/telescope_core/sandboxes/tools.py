@@ -30,14 +30,6 @@ class _Place:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """The provider and its pool, opened when a rollout first needs them."""
-
-    provider: SandboxProvider
-    pool: SandboxPool
-
-
 class EpisodeSandboxes:
     """Sandboxes for the rollouts of an environment, each created on first use.
 
@@ -65,14 +57,14 @@ class EpisodeSandboxes:
         self._max_open = max_open
         self._num_warm = num_warm
         self._timeout_s = timeout_s
-        self._opened = OpenedOnce(self._open)
+        self._pool = OpenedOnce(self._open)
         self._is_closed = False
         self._places: WeakKeyDictionary[Episode[Any], _Place] = WeakKeyDictionary()
 
     def usage(self) -> PoolUsage:
         """Return the use of sandboxes by all rollouts so far."""
-        opened = self._opened.found
-        return PoolUsage() if opened is None else opened.pool.usage()
+        pool = self._pool.found
+        return PoolUsage() if pool is None else pool.usage()
 
     async def python(self, code: str, episode: Episode[Any]) -> str:  # noqa: D417 - it is hidden
         """Run a Python program and return what it prints. Files stay; variables do not.
@@ -99,7 +91,7 @@ class EpisodeSandboxes:
         place = self._places.setdefault(episode, _Place())
         async with place.lock:
             if place.sandbox is None:
-                pool = (await self._opened.get()).pool
+                pool = await self._pool.get()
                 place.sandbox = await place.stack.enter_async_context(pool.take(spec))
             return place.sandbox
 
@@ -114,22 +106,21 @@ class EpisodeSandboxes:
     async def close(self) -> None:
         """Close all sandboxes, and the provider if it was opened by its name."""
         self._is_closed = True
-        opened = self._opened.found
-        if opened is not None:
+        pool = self._pool.found
+        if pool is not None:
             try:
-                await opened.pool.close()
+                await pool.close()
             finally:
                 if isinstance(self._given, str):
-                    await opened.provider.close()
+                    await pool.provider.close()
 
-    def _open(self) -> _Opened:
+    def _open(self) -> SandboxPool:
         """Open the provider, which examines the machine; this is delayed until it is needed."""
         if self._is_closed:
             raise SandboxError("the sandboxes are closed; no further one can be made")
         given = self._given
         provider = open_provider(given) if isinstance(given, str) else given
-        pool = SandboxPool(provider, self._spec, max_open=self._max_open, num_warm=self._num_warm)
-        return _Opened(provider=provider, pool=pool)
+        return SandboxPool(provider, self._spec, max_open=self._max_open, num_warm=self._num_warm)
 
     async def _run(self, episode: Episode[Any], argv: list[str]) -> str:
         sandbox = await self.sandbox(episode)

@@ -43,55 +43,47 @@ async def forwarding(reach: Reach, **listening: Any) -> AsyncGenerator[asyncio.S
 
     `listening`: arguments of `asyncio.start_server`.
     """
-    forwarder = _Forwarder(reach)
+    carrying: set[asyncio.Task[None]] = set()
+
+    def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(carrying) >= _MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(_carried(reach, reader, writer))
+        carrying.add(task)
+        task.add_done_callback(carrying.discard)
+
     # Who is cancelled while a server starts has no server to close, so it is made first.
-    server = await asyncio.start_server(forwarder.carry, start_serving=False, **listening)
+    server = await asyncio.start_server(carry, start_serving=False, **listening)
     try:
         await server.start_serving()
         yield server
     finally:
         server.close()
-        await forwarder.end()
-
-
-class _Forwarder:
-    """The connections of one listening socket."""
-
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-        self._carrying: set[asyncio.Task[None]] = set()
-
-    def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection until either side ends it."""
-        if len(self._carrying) >= _MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(self._carried(reader, writer))
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
-
-    async def end(self) -> None:
-        """End every connection."""
-        for task in self._carrying:
+        for task in carrying:
             task.cancel()
-        await asyncio.gather(*self._carrying, return_exceptions=True)
+        await asyncio.gather(*carrying, return_exceptions=True)
 
-    async def _carried(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached = await self._reach(reader, writer)
-        if reached is None:
-            return
-        behind, to_behind = reached
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_copied(reader, to_behind))
-                group.create_task(_copied(behind, writer))
-            # A client that reads slowly still gets the last bytes.
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        finally:
-            to_behind.transport.abort()
-            writer.transport.abort()
+
+async def _carried(
+    reach: Reach, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Forward one connection until either side ends it."""
+    reached = await reach(reader, writer)
+    if reached is None:
+        return
+    behind, to_behind = reached
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copied(reader, to_behind))
+            group.create_task(_copied(behind, writer))
+        # A client that reads slowly still gets the last bytes.
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    finally:
+        to_behind.transport.abort()
+        writer.transport.abort()
 
 
 async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

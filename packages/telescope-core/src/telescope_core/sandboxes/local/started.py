@@ -115,7 +115,7 @@ class Started:
         """Request a socket that listens inside; the caller must close its descriptor."""
         if not await self.ask({"op": "listen"}):
             return None
-        await self._is_readable()
+        await _readable(self._connection.fileno())
         # Only the first bytes of an answer bring the descriptor, and only to who asks for it.
         try:
             head, descriptors, _, _ = socket.recv_fds(
@@ -147,7 +147,8 @@ class Started:
     async def wait(self) -> None:
         """Wait until the first process has ended, which it does after all others."""
         if self._process is None:
-            await self._first_has_ended()
+            if self._pidfd >= 0:  # or else it ended before its id was known
+                await _readable(self._pidfd)
         else:
             try:
                 async with asyncio.timeout(_END_S):
@@ -161,24 +162,13 @@ class Started:
             os.close(self._pidfd)
             self._pidfd = -1
 
-    async def _first_has_ended(self) -> None:
-        """Wait for the end of the first process, if it is known."""
-        if self._pidfd < 0:
-            return
-        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._pidfd, has_ended.set)
-        try:
-            await has_ended.wait()
-        finally:
-            loop.remove_reader(self._pidfd)
-
     async def introduced(self) -> int:
         """Return the process id of a fork of the template, or 0 if it failed.
 
         It comes with the first message, as the kernel knows it: the fork itself sees another.
         The connection must have asked for it before the fork was.
         """
-        await self._is_readable()
+        await _readable(self._connection.fileno())
         head, extra, _, _ = self._connection.recvmsg(9, socket.CMSG_SPACE(_CREDENTIALS_BYTES))
         # Later messages may bring a descriptor, and have no room for both.
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
@@ -220,14 +210,6 @@ class Started:
             return False
         self.has_landlock = first.data == b"1"
         return True
-
-    async def _is_readable(self) -> None:
-        loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._connection, is_readable.set)
-        try:
-            await is_readable.wait()
-        finally:
-            loop.remove_reader(self._connection)
 
     async def _receive(self, size: int) -> bytes:
         loop, data = asyncio.get_running_loop(), bytearray()
@@ -338,22 +320,25 @@ async def made_ready(
 
 async def _pid_in(status: int) -> int:
     """Return the process id in bubblewrap's first line about itself; 0 if it ended before."""
-    loop, said = asyncio.get_running_loop(), b""
-    is_whole: asyncio.Future[bool] = loop.create_future()
-
-    def read_some() -> None:
-        nonlocal said
+    said = b""
+    while b"\n" not in said:
+        await _readable(status)
         # It is written in pieces.
         part = os.read(status, 4096)
+        if not part:
+            return 0
         said += part
-        if (b"\n" in said or not part) and not is_whole.done():
-            is_whole.set_result(bool(part))
+    return int(json.loads(said.splitlines()[0])["child-pid"])
 
-    loop.add_reader(status, read_some)
+
+async def _readable(descriptor: int) -> None:
+    """Wait until there is something to read, or the end; of a process, until it has ended."""
+    loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, is_readable.set)
     try:
-        return int(json.loads(said.splitlines()[0])["child-pid"]) if await is_whole else 0
+        await is_readable.wait()
     finally:
-        loop.remove_reader(status)
+        loop.remove_reader(descriptor)
 
 
 def memory_file(content: bytes) -> int:
