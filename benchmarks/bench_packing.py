@@ -17,7 +17,7 @@ import numpy as np
 from machine import facts_of_run, table, write_results
 
 from telescope_train.batches.batch import TrainingSample
-from telescope_train.batches.binning import best_fit, deal, sample_costs, spread_over_ranks
+from telescope_train.batches.binning import deal, sample_costs, spread_over_ranks
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 
@@ -188,7 +188,10 @@ def measure(what: str, mix: str, size: int, seed: int) -> dict[str, float]:
     lengths = MIXES[mix](rng, size).clip(16, SEQ_LEN)
     if what == "plan":
         plain_lengths = lengths.tolist()
-        row = take_turns(lambda: best_fit(lengths, SEQ_LEN), lambda: plain_plan(plain_lengths))
+        row = take_turns(
+            lambda: spread_over_ranks(lengths, seq_len=SEQ_LEN, num_ranks=1),
+            lambda: plain_plan(plain_lengths),
+        )
     else:
         samples = make_samples(lengths, rng)
         weights_N = token_weights(samples, "token", max_tokens=SEQ_LEN)

@@ -156,7 +156,7 @@ def test_nobody_waits_for_a_gpu_between_the_first_forward_and_the_last_backward(
     """Numbers are read once, when all is launched; an operation that would wait shows on a CPU."""
     worker, batches = of_algorithm(tiny, start, algorithm)
     # As on a GPU, where whether a mask is all true is not asked.
-    for module in ("kl", "objective", "terms"):
+    for module in ("objective", "terms"):
         name = f"telescope_train.algorithms.{module}"
         monkeypatch.setattr(sys.modules[name], "all_true", lambda mask_T: False)
     reading = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telescope_train.batches import binning
-from telescope_train.batches.binning import best_fit, plan_bins
+from telescope_train.batches.binning import plan_bins, spread_over_ranks
 from telescope_train.batches.tight_bins import plan_grouped_bins, plan_tight_bins
 
 
@@ -47,7 +47,7 @@ def test_samples_of_middling_lengths_need_fewer_bins_than_with_other_plans(low, 
         sum(pattern.num_bins for pattern in plan(*counted(lengths), capacity=32_768))
         for plan in (plan_bins, plan_tight_bins)
     )
-    assert len(best_fit(lengths, 32_768)) <= (1 - saved) * min(others)
+    assert len(spread_over_ranks(lengths, seq_len=32_768, num_ranks=1)) <= (1 - saved) * min(others)
 
 
 def test_it_is_not_made_where_it_could_save_no_more_than_one_bin_of_a_few_hundred(monkeypatch):
@@ -57,8 +57,8 @@ def test_it_is_not_made_where_it_could_save_no_more_than_one_bin_of_a_few_hundre
     lengths = answers.astype(np.int64) + rng.integers(50, 400, 2048)
     made = []
     monkeypatch.setattr(binning, "plan_grouped_bins", lambda *_, **__: made.append(1))
-    bins = best_fit(lengths, 4096)
+    bins = spread_over_ranks(lengths, seq_len=4096, num_ranks=1)
     assert not made
     assert len(bins) * 4096 < 1.004 * lengths.sum()
-    best_fit(np.full(100, 1400), 4096)
+    spread_over_ranks(np.full(100, 1400), seq_len=4096, num_ranks=1)
     assert made, "two to a bin are far from full"

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from telescope_core.errors import ConfigError
 from telescope_train.batches.binning import (
-    best_fit,
     deal,
     plan_bins,
     sample_costs,
@@ -47,7 +46,7 @@ def test_the_first_plan_is_first_fit_decreasing(lengths, capacity):
 @given(LENGTHS, st.integers(40, 90))
 def test_bins_hold_every_sample_once_and_never_more_than_their_room(lengths, capacity):
     lengths_N = np.array(lengths)
-    bins = best_fit(lengths_N, capacity)
+    bins = spread_over_ranks(lengths_N, seq_len=capacity, num_ranks=1)
     assert sorted(np.concatenate(bins).tolist()) == list(range(len(lengths)))
     assert max(lengths_N[members].sum() for members in bins) <= capacity
     assert len(bins) <= first_fit_decreasing(lengths, capacity)
@@ -222,7 +221,7 @@ def test_no_samples_give_no_batches():
 @pytest.mark.parametrize("mix", MIXED)
 def test_a_realistic_step_fills_its_batches(mix):
     lengths_N = MIXES[mix](np.random.default_rng(0), 2048).astype(int).clip(16, 4096)
-    bins = best_fit(lengths_N, 4096)
+    bins = spread_over_ranks(lengths_N, seq_len=4096, num_ranks=1)
     assert len(bins) <= -(-lengths_N.sum() // 4096) + 1
 
 

@@ -25,11 +25,6 @@ Bin: TypeAlias = NDArray[np.int64]
 """[samples in the bin] indices of the samples in one batch."""
 
 
-def best_fit(lengths_N: NDArray[np.int64], capacity: int) -> list[Bin]:
-    """Return bins of at most `capacity` tokens that together hold every sample once."""
-    return spread_over_ranks(lengths_N, seq_len=capacity, num_ranks=1)
-
-
 def spread_over_ranks(lengths_N: NDArray[np.int64], *, seq_len: int, num_ranks: int) -> list[Bin]:
     """Return bins of at most `seq_len` tokens for `num_ranks` ranks: few rounds, evenly filled.
 

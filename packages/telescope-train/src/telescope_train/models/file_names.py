@@ -36,18 +36,18 @@ class _ExpertNames:
 
 
 _QWEN = _ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
-_EXPERT_NAMES: Mapping[str, _ExpertNames] = {
+EXPERT_NAMES: Mapping[str, _ExpertNames] = {
     "qwen3_moe": _QWEN,
     "mixtral": _ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
 }
 """Names by `model_type`."""
-KNOWN_MIXTURES = tuple(_EXPERT_NAMES)
+KNOWN_MIXTURES = tuple(EXPERT_NAMES)
 """Model types with experts that this version can train."""
 
 
 def file_parts(name: str, shape: tuple[int, ...], model_type: str) -> Iterator[FilePart]:
     """Yield the tensors in files that form the parameter `name` of `shape`."""
-    names = _EXPERT_NAMES.get(model_type)
+    names = EXPERT_NAMES.get(model_type)
     layer, _, leaf = name.rpartition(".mlp.")
     if names is None or not layer:
         yield FilePart(name, ())

@@ -146,7 +146,7 @@ class Meters:
         """Read all meters once; returns the number of machines and servers that were asked."""
         nodes, servers = await self._nodes(), self._servers()
         await asyncio.gather(
-            *(self._note(f"node {node.name}", _in_time(_node(node))) for node in nodes),
+            *(self._note(f"node {node.name}", _in_time(node.read())) for node in nodes),
             *(self._note(one.base_url, _in_time(self._server(one))) for one in servers),
         )
         there = {*(f"node {node.name}" for node in nodes), *(one.base_url for one in servers)}
@@ -178,10 +178,6 @@ class Meters:
         for sample in samples:
             self._add(sample)
         self._show(source, samples)
-
-
-async def _node(node: MeteredNode) -> Iterable[Reading]:
-    return await node.read()
 
 
 async def _in_time(reading: Awaitable[Iterable[Reading]]) -> Iterable[Reading]:

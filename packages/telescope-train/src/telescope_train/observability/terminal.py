@@ -37,45 +37,33 @@ _TIME_PARTS = (
     ("time/wait_s", "all else", "yellow"),
 )
 _BAR_WIDTH = 20
-_TOPICS = (
-    (
-        "loss",
-        (
-            ("total", "loss/total", ".4f"),
-            ("policy", "loss/policy", ".4f"),
-            ("entropy", "entropy", ".3f"),
-            ("grad norm", "grad_norm", ".3f"),
-        ),
+_TOPICS = {
+    "loss": (
+        ("total", "loss/total", ".4f"),
+        ("policy", "loss/policy", ".4f"),
+        ("entropy", "entropy", ".3f"),
+        ("grad norm", "grad_norm", ".3f"),
     ),
-    (
-        "tokens",
-        (
-            ("sampled/s", "tokens/rollout_per_s", ",.0f"),
-            ("trained/s", "tokens/train_per_s", ",.0f"),
-            ("per rollout", "completion_len/mean", ".1f"),
-            ("cut", "truncated/fraction", ".1%"),
-        ),
+    "tokens": (
+        ("sampled/s", "tokens/rollout_per_s", ",.0f"),
+        ("trained/s", "tokens/train_per_s", ",.0f"),
+        ("per rollout", "completion_len/mean", ".1f"),
+        ("cut", "truncated/fraction", ".1%"),
     ),
-    (
-        "weights",
-        (
-            ("version", "version", ".0f"),
-            ("stale mean", "staleness/mean", ".2f"),
-            ("max", "staleness/max", ".0f"),
-            ("mismatch", "mismatch/max", ".1e"),
-        ),
+    "weights": (
+        ("version", "version", ".0f"),
+        ("stale mean", "staleness/mean", ".2f"),
+        ("max", "staleness/max", ".0f"),
+        ("mismatch", "mismatch/max", ".1e"),
     ),
-    (
-        "batch",
-        (
-            ("fill", "pack/fill", ".0%"),
-            ("failed", "rollouts/failed", ".0f"),
-            ("groups dropped", "groups/discarded", ".0f"),
-            ("lr", "learning_rate", ".1e"),
-        ),
+    "batch": (
+        ("fill", "pack/fill", ".0%"),
+        ("failed", "rollouts/failed", ".0f"),
+        ("groups dropped", "groups/discarded", ".0f"),
+        ("lr", "learning_rate", ".1e"),
     ),
-)
-"""Lines of numbers: topic, then (label, metric, format) of each number."""
+}
+"""Lines of numbers: topic -> (label, metric, format) of each number."""
 
 
 class LiveView:
@@ -216,7 +204,7 @@ class LiveView:
 def _numbers(row: Mapping[str, Any]) -> Table:
     """Return the numbers of one step, with one topic per line."""
     grid = Table.grid(padding=(0, 2))
-    for topic, entries in _TOPICS:
+    for topic, entries in _TOPICS.items():
         cells = [
             Text.assemble((f"{name} ", "dim"), _number(row, key, spec))
             for name, key, spec in entries

@@ -221,7 +221,11 @@ class _Held:
 def megatron_state(
     config: TrainConfig, facts: ModelFacts, compute: int, *, device: Device
 ) -> list[tuple[str, int]]:
-    """Return the bytes of the model on a rank; `compute`: bytes of a number in layers."""
+    """Return the bytes of the model on a rank; `compute`: bytes of a number in layers.
+
+    It holds its part of the layers, buffers for the gradients of that, and its share of the
+    optimizer's state.
+    """
     section = config.megatron
     layout = megatron_layout(section, config.trainer.trainer_num_workers)
     held = _held(facts, layout)

@@ -1,4 +1,4 @@
-"""Build the policies of a rank from settings: load, choose attention, adapt, shard."""
+"""Build the policies of a rank from settings: choose attention, adapt, shard, fill from files."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -244,9 +244,11 @@ class _CopyPlace(NamedTuple):
 
 @contextmanager
 def compute_copies(policy: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Let `policy` compute in `dtype` inside the block, forward and backward.
+    """Let `policy` compute in `dtype` inside the block, where one rank holds all of it.
 
-    Parameters that have this dtype already are not copied.
+    Master weights are the parameters of the modules. While the policy computes, copies in `dtype`
+    replace those of another one, and each gradient of a copy is added to that of its master, so
+    that batches add up in the master's dtype. FSDP does the same for several ranks.
     """
     places = [
         _CopyPlace(module, name, parameter)
@@ -307,7 +309,10 @@ def fill(
     files: WeightFiles,
     device: torch.device,
 ) -> None:
-    """Allocate the shards of `policy` on `device` and read those of `lm`, which is inside it."""
+    """Allocate the shards of `policy` on `device` and read those of `lm`, which is inside it.
+
+    Beyond its shards, a rank holds the rows of one tensor at a time. Nothing is sent between ranks.
+    """
     names: dict[Tensor, list[str]] = {}
     for name, parameter in policy.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)

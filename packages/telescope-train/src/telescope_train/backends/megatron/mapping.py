@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from telescope_train.backends.megatron.architecture import Architecture
+from telescope_train.models.file_names import EXPERT_NAMES
 
 Form: TypeAlias = Literal["plain", "qkv", "gate_up"]
 
@@ -91,21 +92,18 @@ def _layer_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
 
 def _expert_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
     here, there = f"decoder.layers.{layer}.mlp.", f"model.layers.{layer}."
-    if architecture.family == "mixtral":
-        block, gate, up, down = "block_sparse_moe.", "w1", "w3", "w2"
-    else:
-        block, gate, up, down = "mlp.", "gate_proj", "up_proj", "down_proj"
+    names = EXPERT_NAMES[architecture.family]
     parts = [
         WeightPart(
-            name=f"{here}router.weight", sources=(f"{there}{block}gate.weight",), layer=layer
+            name=f"{here}router.weight", sources=(f"{there}{names.block}.gate.weight",), layer=layer
         )
     ]
     for expert in range(architecture.num_experts or 0):
-        prefix = f"{there}{block}experts.{expert}."
+        prefix = f"{there}{names.block}.experts.{expert}."
         parts.append(
             WeightPart(
                 name=f"{here}experts.fc1",
-                sources=(f"{prefix}{gate}.weight", f"{prefix}{up}.weight"),
+                sources=(f"{prefix}{names.gate}.weight", f"{prefix}{names.up}.weight"),
                 form="gate_up",
                 layer=layer,
                 expert=expert,
@@ -114,7 +112,7 @@ def _expert_parts(architecture: Architecture, layer: int) -> list[WeightPart]:
         parts.append(
             WeightPart(
                 name=f"{here}experts.fc2",
-                sources=(f"{prefix}{down}.weight",),
+                sources=(f"{prefix}{names.down}.weight",),
                 layer=layer,
                 expert=expert,
             )

@@ -128,7 +128,9 @@ def choose_sharing(
 ) -> PrefixSharing:
     """Return how samples share prefixes in `lm`, once before it trains; `is_on` is the setting.
 
-    `has_dropout`: some activations are dropped at random in training.
+    Models that are known to need each sample separately are refused by their settings, and all
+    other differences by a test of the attention. `has_dropout`: some activations are dropped at
+    random in training.
     """
     if not is_on:
         return no_sharing("share_prefixes is off")

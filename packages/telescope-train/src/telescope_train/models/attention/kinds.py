@@ -34,6 +34,48 @@ VARLEN_ATTENTION = "telescope_varlen"
 GATHERED_ATTENTION = "telescope_gathered"
 
 
+FLASH_ATTN_HINT = (
+    "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
+    "built with: uv pip install --no-build-isolation 'telescope-train[flash-attn]'"
+)
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNeeds:
+    """The conditions for an attention."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """The dtype of the layers."""
+    is_row_shared: bool = False
+    """Whether each rank has only a slice of the row (context parallelism)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKind:
+    """One implementation of attention."""
+
+    name: str
+    implementation: str
+    """Its name in transformers."""
+    reason_against: Callable[[AttentionNeeds], str | None] = lambda needs: None
+    """Returns why it cannot work under these conditions; None = it may be tried."""
+    arguments: Callable[[Sequences], dict[str, object]] = lambda sequences: {}
+    """Returns the arguments of every layer besides queries, keys and values."""
+    functions: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Callable[..., Any]]
+    )
+    """Name in transformers -> what computes it, for those that transformers does not have."""
+    takes_sequences: bool = False
+    """Whether it needs only `arguments`, no mask or positions, as for context parallelism."""
+
+    def prepare(self) -> None:
+        """Make its functions known to transformers. Idempotent."""
+        for name, function in self.functions.items():
+            AttentionInterface.register(name, function)
+
+
 def has_varlen() -> bool:
     """Return whether this torch has variable-length attention."""
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None
@@ -104,48 +146,6 @@ def gathered_attention(
     )
     output, _ = AttentionInterface()[over](asked, query, key, value, attention_mask, **options)
     return output, None
-
-
-FLASH_ATTN_HINT = (
-    "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
-    "built with: uv pip install --no-build-isolation 'telescope-train[flash-attn]'"
-)
-HALF = (torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionNeeds:
-    """The conditions for an attention."""
-
-    device: torch.device
-    dtype: torch.dtype
-    """The dtype of the layers."""
-    is_row_shared: bool = False
-    """Whether each rank has only a slice of the row (context parallelism)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionKind:
-    """One implementation of attention."""
-
-    name: str
-    implementation: str
-    """Its name in transformers."""
-    reason_against: Callable[[AttentionNeeds], str | None] = lambda needs: None
-    """Returns why it cannot work under these conditions; None = it may be tried."""
-    arguments: Callable[[Sequences], dict[str, object]] = lambda sequences: {}
-    """Returns the arguments of every layer besides queries, keys and values."""
-    functions: Mapping[str, Callable[..., Any]] = field(
-        default_factory=dict[str, Callable[..., Any]]
-    )
-    """Name in transformers -> what computes it, for those that transformers does not have."""
-    takes_sequences: bool = False
-    """Whether it needs only `arguments`, no mask or positions, as for context parallelism."""
-
-    def prepare(self) -> None:
-        """Make its functions known to transformers. Idempotent."""
-        for name, function in self.functions.items():
-            AttentionInterface.register(name, function)
 
 
 def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
