@@ -12,9 +12,14 @@ from tests.train.checkpoints.test_resume import end_process, point_of
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_train.backends.protocol import DamagedStateError
-from telescope_train.checkpoints.damage import by_moving_it, read_whole, restore
 from telescope_train.checkpoints.export import export_checkpoint
-from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
+from telescope_train.checkpoints.folders import (
+    by_moving_it,
+    complete_checkpoints,
+    read_checkpoint,
+    read_whole,
+    restore,
+)
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.prepared import prepare

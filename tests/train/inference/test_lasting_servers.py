@@ -16,9 +16,8 @@ from telescope_core.records.servers import ServerState
 from telescope_train.backends.protocol import RankDiedError, TransferError
 from telescope_train.cluster.network import Network
 from telescope_train.inference import fleet
-from telescope_train.inference.fleet import ServerGroup
+from telescope_train.inference.fleet import ServerGroup, ServerHandle, ServerPorts, Startup
 from telescope_train.inference.server import ServerSettings
-from telescope_train.inference.server_actor import ServerHandle, ServerPorts, Startup
 from telescope_train.inference.servers import CONTROL_DEADLINE_S, Loss, Reached, ServerDiedError
 from telescope_train.inference.supervisor import MOST_RESTARTS
 from telescope_train.simulation.trainer import TrainerSpeed

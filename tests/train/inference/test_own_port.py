@@ -15,8 +15,8 @@ import pytest
 from telescope_core.errors import ConfigError, ProcessDiedError
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.ports import listening
+from telescope_train.inference.fleet import ServerActor, ServerPorts
 from telescope_train.inference.server import ServerProcess, ServerSettings
-from telescope_train.inference.server_actor import ServerActor, ServerPorts
 
 DEADLINE_S = 120.0
 SERVES = """

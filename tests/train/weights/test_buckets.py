@@ -3,8 +3,8 @@
 import torch
 
 from telescope_train.backends.transfer import TensorHeader
-from telescope_train.weights.buckets import filled, plan_buckets
 from telescope_train.weights.digests import Digests
+from telescope_train.weights.transport import filled, plan_buckets
 
 
 def of_bytes(*sizes: int) -> list[TensorHeader]:

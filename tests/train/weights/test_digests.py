@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_train.backends.transfer import TensorHeader
-from telescope_train.weights.buckets import filled, plan_buckets
 from telescope_train.weights.digests import Digests, difference
+from telescope_train.weights.transport import filled, plan_buckets
 
 SIZES = [1, 7, 8, 9, 64, 8191, 8192, 8200, 100_003]
 

@@ -64,9 +64,9 @@ def export_command(
     """
     _check_options(dtype, max_shard_size, push=push, private=private)
     checkpoints = _chosen(Path(source).expanduser(), steps=steps, is_all=is_all)
-    from telescope_train.checkpoints.damage import unproved
     from telescope_train.checkpoints.export import export_checkpoint, hub_token
     from telescope_train.checkpoints.export import push as upload
+    from telescope_train.checkpoints.folders import unproved
 
     token = hub_token() if push is not None else ""
     written: list[dict[str, object]] = []
@@ -78,12 +78,7 @@ def export_command(
         if output is not None:
             folder = Path(output).expanduser()
             target = folder if len(checkpoints) == 1 else folder / checkpoint.path.name
-        done = export_checkpoint(
-            checkpoint,
-            target,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-        )
+        done = export_checkpoint(checkpoint, target, dtype=dtype, max_shard_size=max_shard_size)
         row: dict[str, object] = {**asdict(done), "path": str(done.path)}
         if push is not None:
             raise_if_asked()

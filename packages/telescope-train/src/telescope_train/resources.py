@@ -28,12 +28,11 @@ from telescope_train.config.inference_section import AUTO_TRANSPORT
 from telescope_train.config.schema import TrainConfig
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import ServerGroup, server_settings
+from telescope_train.inference.fleet import ServerGroup, ServerPorts, server_settings
 from telescope_train.inference.opponents import KeptVersions, OpponentServers
 from telescope_train.inference.policy import TokenPolicySource
 from telescope_train.inference.pool import RolloutServers, ServerPool
 from telescope_train.inference.server import SERVED_MODEL_NAME
-from telescope_train.inference.server_actor import ServerPorts
 from telescope_train.inference.servers import Server
 from telescope_train.inference.sleep import (
     SharedGpuFleet,

@@ -33,8 +33,13 @@ from telescope_core.records.logs import ProcessLog
 from telescope_core.reports.train_report import write_train_report
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.batches.packing import Packing
-from telescope_train.checkpoints.damage import by_its_path, by_moving_it, restore
-from telescope_train.checkpoints.folders import RunCheckpoint, complete_checkpoints
+from telescope_train.checkpoints.folders import (
+    RunCheckpoint,
+    by_its_path,
+    by_moving_it,
+    complete_checkpoints,
+    restore,
+)
 from telescope_train.checkpoints.resume import (
     is_over,
     newest_to_go_on,

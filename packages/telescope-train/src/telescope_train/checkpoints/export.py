@@ -28,8 +28,7 @@ from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.pretrained import read_weights as megatron_weights
 from telescope_train.backends.megatron.pretrained import write_weights
-from telescope_train.checkpoints.damage import by_exporting, require_whole
-from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.folders import RunCheckpoint, by_exporting, require_whole
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
 from telescope_train.models.location import require_replaceable

@@ -22,20 +22,18 @@ from telescope_core.base.secret_names import without_secrets
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import NOTHING_SAVED, now
-from telescope_train.checkpoints.damage import (
-    by_its_path,
-    by_moving_it,
-    read_whole,
-    require_start,
-    unproved,
-)
 from telescope_train.checkpoints.folders import (
     NO_INPUTS,
     FoundCheckpoints,
     RunCheckpoint,
+    by_its_path,
+    by_moving_it,
     checkpoints_folder,
     complete_checkpoints,
     find_checkpoints,
+    read_whole,
+    require_start,
+    unproved,
 )
 from telescope_train.config.earlier import in_names_of_today
 from telescope_train.config.eval_folders import evals_left

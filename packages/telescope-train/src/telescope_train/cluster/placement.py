@@ -71,8 +71,16 @@ class Room(NamedTuple):
 
     def places(self) -> list[dict[str, Any]]:
         """Return the options of one actor for each bundle; those of a node are adjacent."""
-        order = in_order_of_nodes(self.nodes())
-        return [placed(self.group, index, self.bundles[index]) for index in order]
+        return [
+            {
+                "num_cpus": self.bundles[index].cpus,
+                "num_gpus": self.bundles[index].gpus,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    placement_group=self.group, placement_group_bundle_index=index
+                ),
+            }
+            for index in in_order_of_nodes(self.nodes())
+        ]
 
     def nodes(self) -> list[str]:
         """Return the id of each bundle's node; empty if it has none now."""
@@ -247,14 +255,3 @@ def in_order_of_nodes(node_of_bundle: Sequence[str]) -> list[int]:
     return sorted(
         range(len(node_of_bundle)), key=lambda index: (first[node_of_bundle[index]], index)
     )
-
-
-def placed(group: PlacementGroup, index: int, bundle: Bundle) -> dict[str, Any]:
-    """Return the options that put an actor into bundle `index`."""
-    return {
-        "num_cpus": bundle.cpus,
-        "num_gpus": bundle.gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=index
-        ),
-    }

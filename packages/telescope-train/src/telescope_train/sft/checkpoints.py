@@ -14,18 +14,16 @@ from telescope_core.base.secret_names import without_secrets
 from telescope_core.open import record_environment
 from telescope_core.records.folders import end_replacing, sweep
 from telescope_train.backends.protocol import BackendSettings, Ranks
-from telescope_train.checkpoints.damage import (
+from telescope_train.checkpoints.folders import (
     GoOn,
+    RunCheckpoint,
     by_its_path,
     by_moving_it,
+    complete_checkpoints,
+    find_checkpoints,
     read_whole,
     require_start,
     unproved,
-)
-from telescope_train.checkpoints.folders import (
-    RunCheckpoint,
-    complete_checkpoints,
-    find_checkpoints,
 )
 from telescope_train.checkpoints.resume import LATEST, input_changes, inputs_of
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun

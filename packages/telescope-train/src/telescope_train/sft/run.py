@@ -27,8 +27,7 @@ from telescope_train.batches.weighting import token_weights
 from telescope_train.chat.supervised import end_note
 from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
-from telescope_train.checkpoints.damage import restore
-from telescope_train.checkpoints.folders import RunCheckpoint
+from telescope_train.checkpoints.folders import RunCheckpoint, restore
 from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve

@@ -20,8 +20,7 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import usable_cores
 from telescope_train.simulation.environments import Recorded, SimulatedCall, Workload
 from telescope_train.simulation.machines import Speeds
-from telescope_train.simulation.run import Scenario, Simulated, simulate
-from telescope_train.simulation.usage import Usage
+from telescope_train.simulation.run import Scenario, Simulated, Usage, simulate
 
 OnStep: TypeAlias = Callable[[int], None]
 """Called with the number of each step that ends."""

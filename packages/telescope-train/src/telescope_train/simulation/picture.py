@@ -13,7 +13,7 @@ from telescope_core.reports.html import facts, figure, page, table
 from telescope_core.reports.sparkline import columns
 from telescope_core.reports.svg import Series, line_chart
 from telescope_train.simulation.estimate import Course, Estimate, table_of
-from telescope_train.simulation.usage import Usage
+from telescope_train.simulation.run import Usage
 
 _CELLS = 48
 _NAME, _TICK = 14, 6

@@ -5,7 +5,8 @@ import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,14 +37,118 @@ from telescope_train.simulation.servers import (
     read_in_turn,
 )
 from telescope_train.simulation.trainer import SimulatedRanks, TrainerSpeed
-from telescope_train.simulation.usage import Usage, UsageMeter
 from telescope_train.simulation.virtual_time import in_background, run_in_virtual_time
 from telescope_train.step.credit import credit_rules
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.weights.publish import WeightPublisher
 
+_FIRST_INTERVAL_S = 1.0
+_MOST_READINGS = 240
+"""Most readings; an even number."""
 _VOCAB_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The load in one part of a simulated run."""
+
+    from_s: float
+    to_s: float
+    servers_busy: float
+    """Share of the servers' time in which they had work, 0 to 1."""
+    ranks_busy: float
+    """Share of the time in which the ranks computed, 0 to 1."""
+    rollouts_waiting: float
+    """Rollouts and calls that waited for a slot, or to begin."""
+    requests_waiting: float
+    """Requests in the queues of the servers."""
+    groups_ready: float
+    """Groups that were ready and not trained on yet."""
+
+
+class _Reading(NamedTuple):
+    time_s: float
+    servers_s: float
+    """Seconds in which servers had work so far, summed over all."""
+    ranks_s: float
+    queues: Mapping[str, float]
+    """Lengths of the queues by their names in `Usage`, means since the previous reading."""
+
+
+class UsageMeter:
+    """Reads the load of a run repeatedly, at equal intervals of virtual time.
+
+    When there are many readings, neighbors are made one and the interval doubles, so that a long
+    run has as many as a short one.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[SimulatedEngine],
+        ranks: SimulatedRanks,
+        sampler_queues: Callable[[], dict[str, int]],
+    ) -> None:
+        self._engines = engines
+        self._ranks = ranks
+        self._sampler_queues = sampler_queues
+        self._interval_s = _FIRST_INTERVAL_S
+        self._readings = [_Reading(0.0, 0.0, 0.0, {})]
+
+    async def run(self) -> None:
+        """Read until canceled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            self.read()
+
+    def read(self) -> None:
+        """Record the load up to now, and the queues."""
+        queues = self._sampler_queues()
+        self._readings.append(
+            _Reading(
+                time_s=asyncio.get_running_loop().time(),
+                servers_s=sum(engine.busy_until_now_s for engine in self._engines),
+                ranks_s=self._ranks.busy_until_now_s,
+                queues={
+                    "rollouts_waiting": queues["rollouts_waiting"],
+                    "requests_waiting": sum(engine.num_waiting for engine in self._engines),
+                    "groups_ready": queues["groups_ready"],
+                },
+            )
+        )
+        if len(self._readings) > _MOST_READINGS:
+            self._merge()
+
+    def usage(self) -> tuple[Usage, ...]:
+        """Return the readings, in order."""
+        return tuple(
+            Usage(
+                from_s=before.time_s,
+                to_s=after.time_s,
+                servers_busy=(after.servers_s - before.servers_s)
+                / ((after.time_s - before.time_s) * len(self._engines)),
+                ranks_busy=(after.ranks_s - before.ranks_s) / (after.time_s - before.time_s),
+                **after.queues,
+            )
+            for before, after in pairwise(self._readings)
+            if after.time_s > before.time_s
+        )
+
+    def _merge(self) -> None:
+        """Merge pairs of readings, and read half as often from now on."""
+        first, *rest = self._readings
+        self._readings = [
+            first,
+            *(
+                later._replace(
+                    queues={
+                        name: (one.queues[name] + now) / 2 for name, now in later.queues.items()
+                    }
+                )
+                for one, later in zip(rest[::2], rest[1::2], strict=True)
+            ),
+        ]
+        self._interval_s *= 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

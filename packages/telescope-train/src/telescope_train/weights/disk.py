@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from telescope_core.records.room import room_for
 from telescope_train.backends.transfer import Place
-from telescope_train.weights.buckets import Bucket, parts_of
+from telescope_train.weights.transport import Bucket, parts_of
 
 CURRENT = "current.json"
 """File that names the folder of the newest update."""

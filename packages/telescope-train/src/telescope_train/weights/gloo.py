@@ -13,8 +13,7 @@ from torch.distributed import (
 )
 
 from telescope_train.backends.transfer import Place
-from telescope_train.weights.buckets import Bucket
-from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S
+from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S, Bucket
 
 
 class GlooGroup:

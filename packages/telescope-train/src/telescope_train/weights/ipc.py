@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from telescope_train.backends.transfer import Place
-from telescope_train.weights.buckets import Bucket
 from telescope_train.weights.gloo import GlooGroup
+from telescope_train.weights.transport import Bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from telescope_train.backends.transfer import Place
-from telescope_train.weights.buckets import Bucket
-from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S
+from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S, Bucket
 
 _POLL_S = 0.001
 

@@ -14,9 +14,15 @@ from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.config.inference_section import WeightsSection
-from telescope_train.weights.buckets import Bucket, filled, plan_buckets
 from telescope_train.weights.digests import Digests
-from telescope_train.weights.transport import Sender, load_transport, send
+from telescope_train.weights.transport import (
+    Bucket,
+    Sender,
+    filled,
+    load_transport,
+    plan_buckets,
+    send,
+)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ unchanged, are the same for all transports and are defined here. An entry point 
 `telescope.weight_transports` names an instance of `WeightTransport`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -14,9 +15,10 @@ import torch
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.backends.transfer import Place, TensorHeader
 from telescope_train.config.inference_section import TRANSPORTS_GROUP
-from telescope_train.weights.buckets import Bucket, emptied, filled, plan_buckets
 from telescope_train.weights.digests import Digests
 
+_ALIGNMENT = 64
+"""Alignment in bytes of tensors in a bucket, so that a view of any dtype may begin there."""
 JOIN_DEADLINE_S = 60.0
 """Longest time in seconds for which members of a group wait for each other."""
 TRANSFER_DEADLINE_S = 120.0
@@ -25,6 +27,102 @@ TRANSFER_DEADLINE_S = 120.0
 Shorter than `worker.UNWATCHED_WAIT_S`, for which the other trainer ranks wait for rank 0, so
 rank 0 reports a lost server before the others take it for dead.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Tensors that are sent together, one after another, as each transfer makes processes wait.
+
+    Sender and receivers plan the same buckets, because both plan from the headers alone.
+    """
+
+    number: int
+    """Index among all buckets of the transfer."""
+    headers: tuple[TensorHeader, ...]
+    num_bytes: int
+    """Size of all tensors, including gaps between them."""
+
+
+def plan_buckets(headers: Sequence[TensorHeader], limit_bytes: int) -> list[Bucket]:
+    """Return the buckets of a transfer, in the order of `headers`.
+
+    A bucket is closed before it would grow beyond `limit_bytes`; a larger tensor gets its own, as
+    every tensor does with 0.
+    """
+    buckets: list[Bucket] = []
+    held: list[TensorHeader] = []
+    total = 0
+
+    def close() -> None:
+        if held:
+            buckets.append(Bucket(number=len(buckets), headers=tuple(held), num_bytes=total))
+
+    for header in headers:
+        size = _aligned(header.num_bytes)
+        if held and total + size > limit_bytes:
+            close()
+            held, total = [], 0
+        held.append(header)
+        total += size
+    close()
+    return buckets
+
+
+def filled(
+    buckets: Sequence[Bucket],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    buffer: Callable[[int], torch.Tensor],
+    digests: Digests,
+) -> Iterator[tuple[Bucket, torch.Tensor]]:
+    """Yield each bucket with its content, [bytes] uint8, in memory from `buffer`.
+
+    Holds one bucket and one tensor at a time. Raises ValueError if `tensors` are not those that the
+    buckets were planned for: the receivers would cut the stream at other places.
+    """
+    given = iter(tensors)
+    for bucket in buckets:
+        flat = buffer(bucket.num_bytes)
+        for header, part in zip(bucket.headers, parts_of(flat, bucket), strict=True):
+            name, tensor = next(given, ("nothing", torch.empty(0)))
+            found = TensorHeader.from_tensor(name, tensor)
+            if found != header:
+                raise ValueError(
+                    f"expected {_described(header)} to be sent next, got {_described(found)}; the "
+                    "headers of a backend must say what its weights are, in their order"
+                )
+            part.copy_(_content(tensor))
+            digests.add(name, part)
+            del tensor
+        yield bucket, flat
+        del flat
+    extra = next(given, None)
+    if extra is not None:
+        raise ValueError(
+            f"expected no further tensor, got {_described(TensorHeader.from_tensor(*extra))}; the "
+            "headers of a backend must name all of its weights"
+        )
+
+
+def parts_of(flat: torch.Tensor, bucket: Bucket) -> list[torch.Tensor]:
+    """Return the bytes of each tensor of a bucket, as views of `flat`."""
+    parts: list[torch.Tensor] = []
+    offset = 0
+    for header in bucket.headers:
+        parts.append(flat[offset : offset + header.num_bytes])
+        offset += _aligned(header.num_bytes)
+    return parts
+
+
+def _content(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _described(header: TensorHeader) -> str:
+    return f"{header.name} ({header.dtype}, {list(header.shape)})"
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class Sender(Protocol):
@@ -127,5 +225,9 @@ def receive(
     """Yield (name, tensor) as they arrive, and add each to `digests`; must be exhausted."""
     for bucket in plan_buckets(headers, bucket_bytes):
         # A new buffer for each bucket: the loaders keep views of it until their layer is complete.
-        yield from emptied(bucket, receiver.receive(bucket), digests)
+        flat = receiver.receive(bucket)
+        for header, part in zip(bucket.headers, parts_of(flat, bucket), strict=True):
+            # Before the loaders get it: what they do with a buffer is theirs.
+            digests.add(header.name, part)
+            yield header.name, part.view(header.torch_dtype).view(header.shape)
     receiver.settle()
