@@ -19,14 +19,7 @@ from telescope_adapters.harbor_tasks import TaskImage
 from telescope_core.base.errors import ConfigError
 
 _SAYS_NOTHING = {
-    "LABEL",
-    "EXPOSE",
-    "CMD",
-    "ENTRYPOINT",
-    "MAINTAINER",
-    "STOPSIGNAL",
-    "VOLUME",
-    "HEALTHCHECK",
+    *("LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "VOLUME", "HEALTHCHECK"),
 }
 """Lines that say nothing of the files or variables of commands that are run in a container."""
 _INSTALLS = re.compile(
@@ -34,19 +27,8 @@ _INSTALLS = re.compile(
 )
 _GIVEN = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 _SYSTEM = {
-    "",
-    "usr",
-    "bin",
-    "sbin",
-    "lib",
-    "lib32",
-    "lib64",
-    "libx32",
-    "etc",
-    "proc",
-    "sys",
-    "dev",
-    "run",
+    *("", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"),
+    *("etc", "proc", "sys", "dev", "run"),
 }
 _WILDCARDS = re.compile(r"\*\*/?|\*|\?|\[[^\]]*\]|\\.")
 """The parts of a pattern of .dockerignore that are no names."""

@@ -11,31 +11,28 @@ from telescope_core.base.errors import UnknownNameError
 if TYPE_CHECKING:
     from telescope_envs.install.agents import AgentState
 
-VERBS = {
-    "install": Verb(
-        ".agent:install_command", "Install an agent program into a virtual environment of its own."
-    ),
-    "list": Verb(".agent:list_command", "List the agent programs, and which are installed."),
-    "uninstall": Verb(
-        ".agent:uninstall_command", "Remove what was installed for an agent program."
-    ),
-}
-EPILOG = """Examples:
+app = verb_app(
+    {
+        "install": Verb(
+            ".agent:install_command",
+            "Install an agent program into a virtual environment of its own.",
+        ),
+        "list": Verb(".agent:list_command", "List the agent programs, and which are installed."),
+        "uninstall": Verb(
+            ".agent:uninstall_command", "Remove what was installed for an agent program."
+        ),
+    },
+    "Install agent programs that play environments in sandboxes.",
+    epilog="""Examples:
 
   telescope agent list
 
-  telescope agent install mini-swe-agent"""
+  telescope agent install mini-swe-agent""",
+    prints_texts_of_others=True,
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 NameArgument = Annotated[str, typer.Argument(help="Name of the program, such as mini-swe-agent.")]
-
-
-app = verb_app(
-    VERBS,
-    "Install agent programs that play environments in sandboxes.",
-    epilog=EPILOG,
-    prints_texts_of_others=True,
-)
 
 
 def list_command(as_json: JsonOption = False) -> None:

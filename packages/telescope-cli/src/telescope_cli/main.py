@@ -80,10 +80,7 @@ VERBS = {
         "Serve the data of runs: curves, rollouts, tokens, timelines, logs.",
         needs="telescope_ui",
     ),
-    "doctor": Verb(
-        ".doctor:doctor_command",
-        "Say what went wrong in a run, and what to try.",
-    ),
+    "doctor": Verb(".doctor:doctor_command", "Say what went wrong in a run, and what to try."),
     "watch": Verb(
         ".watch:watch_command",
         "Watch a run that goes on, from any terminal.",

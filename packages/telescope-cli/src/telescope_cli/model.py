@@ -13,24 +13,20 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
-VERBS = {
-    "import": Verb(
-        ".model:import_command",
-        "Turn a GGUF file into a model folder that can be trained and served.",
-        needs="telescope_train",
-    ),
-}
-EPILOG = """Examples:
+app = verb_app(
+    {
+        "import": Verb(
+            ".model:import_command",
+            "Turn a GGUF file into a model folder that can be trained and served.",
+            needs="telescope_train",
+        ),
+    },
+    "Bring models of other formats into the one that is trained and served.",
+    epilog="""Examples:
 
   telescope model import SmolLM2-135M-Instruct.Q4_1.gguf models/smollm2
 
-  telescope model import model.gguf models/mine --dtype bfloat16 --json"""
-
-
-app = verb_app(
-    VERBS,
-    "Bring models of other formats into the one that is trained and served.",
-    epilog=EPILOG,
+  telescope model import model.gguf models/mine --dtype bfloat16 --json""",
 )
 
 

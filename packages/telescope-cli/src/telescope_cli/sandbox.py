@@ -18,21 +18,26 @@ if TYPE_CHECKING:
     from telescope_core.sandboxes.check import CheckFinding
     from telescope_core.sandboxes.protocol import SandboxProvider
 
-VERBS = {
-    "list": Verb(
-        ".sandbox:list_command", "List the providers of sandboxes, and what each can give."
-    ),
-    "check": Verb(
-        ".sandbox:check_command", "Try on real sandboxes of a provider what every sandbox must do."
-    ),
-}
-EPILOG = """Examples:
+app = verb_app(
+    {
+        "list": Verb(
+            ".sandbox:list_command", "List the providers of sandboxes, and what each can give."
+        ),
+        "check": Verb(
+            ".sandbox:check_command",
+            "Try on real sandboxes of a provider what every sandbox must do.",
+        ),
+    },
+    "Check the sandboxes in which programs of models run.",
+    epilog="""Examples:
 
   telescope sandbox list
 
   telescope sandbox check local
 
-  telescope sandbox check docker --set image=python:3.11-slim --json"""
+  telescope sandbox check docker --set image=python:3.11-slim --json""",
+    prints_texts_of_others=True,
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 SetOption = Annotated[
@@ -43,14 +48,6 @@ ImageOption = Annotated[
     str | None, typer.Option(help="Image of the sandboxes that are made for the check.")
 ]
 NameArgument = Annotated[str, typer.Argument(help="Name of the provider, such as local.")]
-
-
-app = verb_app(
-    VERBS,
-    "Check the sandboxes in which programs of models run.",
-    epilog=EPILOG,
-    prints_texts_of_others=True,
-)
 
 
 def list_command(as_json: JsonOption = False) -> None:

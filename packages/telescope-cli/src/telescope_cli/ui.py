@@ -8,15 +8,9 @@ import typer
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import ConfigError
 
-_OF_SERVERS = {
-    "port": "--port",
-    "host": "--host",
-    "allowed_host": "--allowed-host",
-    "no_open": "--no-open",
-    "as_json": "--json",
-}
+_OF_SERVERS = ("--port", "--host", "--allowed-host", "--no-open", "--json")
 """Options without meaning if no server is started."""
-_OF_EXPORTS = {"one_file": "--one-file", "rollouts": "--rollouts", "force": "--force"}
+_OF_EXPORTS = ("--one-file", "--rollouts", "--force")
 
 
 def ui_command(
@@ -118,8 +112,9 @@ def ui_command(
 def _require_used(context: typer.Context, *, is_export: bool) -> None:
     """Raise ConfigError for a given option that would be ignored."""
     ignored = _OF_SERVERS if is_export else _OF_EXPORTS
-    for name, option in ignored.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        is_given = source is not None and source.name == "COMMANDLINE"
+        if is_given and parameter.opts[0] in ignored:
             why = "with --export, which starts no server" if is_export else "without --export PATH"
-            raise ConfigError(f"{option} has no effect {why}")
+            raise ConfigError(f"{parameter.opts[0]} has no effect {why}")

@@ -14,15 +14,12 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.auth import CallerToken, Scope, all_tokens, create_token, revoke_token
 from telescope_envs.server.hub import HubStore
 
-VERBS = {
-    "create": Verb(".hub.tokens:create", "Create a token; it is shown only once."),
-    "list": Verb(".hub.tokens:list_tokens", "List tokens, without their secrets."),
-    "revoke": Verb(".hub.tokens:revoke", "Revoke a token immediately."),
-}
-
-
 app = verb_app(
-    VERBS,
+    {
+        "create": Verb(".hub.tokens:create", "Create a token; it is shown only once."),
+        "list": Verb(".hub.tokens:list_tokens", "List tokens, without their secrets."),
+        "revoke": Verb(".hub.tokens:revoke", "Revoke a token immediately."),
+    },
     "Create, list and revoke the tokens of a served registry.",
     epilog="""Examples:
 
