@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telescope_ui.base.bands import band
+from telescope_ui.pages.rewards import band
 
 VALUES = st.lists(st.integers(0, 100).map(lambda one: one / 100), min_size=2, max_size=40)
 

@@ -18,12 +18,11 @@ from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult,
 from telescope_core.records.files import plain
 from telescope_core.reports.differences import cautions, format_p, sentence
 
-BeforeArgument = Annotated[Path, typer.Argument(help="Folder of the first eval.")]
-AfterArgument = Annotated[Path, typer.Argument(help="Folder of the second eval.")]
-
 
 def compare_command(
-    before: BeforeArgument, after: AfterArgument, as_json: AsJsonOption = False
+    before: Annotated[Path, typer.Argument(help="Folder of the first eval.")],
+    after: Annotated[Path, typer.Argument(help="Folder of the second eval.")],
+    as_json: AsJsonOption = False,
 ) -> None:
     """Compare two evals of the same examples, paired by example.
 

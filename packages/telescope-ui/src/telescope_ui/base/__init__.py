@@ -1,1 +1,1 @@
-"""Parts that all pages need: parameters of addresses, answers, curves, lanes and bands."""
+"""Parts that all pages need: parameters of addresses, answers, curves and lanes."""

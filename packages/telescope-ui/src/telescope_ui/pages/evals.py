@@ -182,7 +182,8 @@ def standalone_eval_page(
     others = [
         (_Shown(other, ""), _began(other) < _began(one))
         for other in sorted(all_evals, key=lambda other: (_began(other), other.key))
-        if own is not None and other is not one and _is_of(other, own.environment)
+        for result in [result_of(other.place)]
+        if own and result and other is not one and result.environment == own.environment
     ]
     return {
         **_page(_Shown(one, ""), others, asked.against),
@@ -196,11 +197,6 @@ def _began(one: OneEval) -> str:
         return one.info().started_at
     except ConfigError:
         return ""
-
-
-def _is_of(one: OneEval, environment: str) -> bool:
-    result = result_of(one.place)
-    return result is not None and result.environment == environment
 
 
 class _Flip(NamedTuple):
@@ -224,13 +220,16 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
     flips: list[_Flip] = []
     if result is not None and other is not None and against is not None:
         flips = _flips(other, result, against.first_rollouts(), where)
+    about = None if result is None else asdict(result)
+    if about is not None:
+        del about["tasks"]
     rows = [placed.row for placed in rows_of(shown.place)]
     rewards = [row.reward for row in rows if row.reward is not None]
     return {
         "page": "eval",
         "run": shown.run.brief(),
         "environment": None if result is None else result.environment,
-        "result": None if result is None else _without_tasks(result),
+        "result": about,
         "so_far": {
             "num_rollouts": len(rows),
             "num_scored": len(rewards),
@@ -282,12 +281,6 @@ def _flips(
         shares = (_share(known), _share(task), _share(task) - _share(known))
         found.append(_Flip(task.example_id, *shares, *addresses))
     return sorted(found, key=lambda one: (one.change, one.example_id))
-
-
-def _without_tasks(result: EvalResult) -> JsonObject:
-    fields = asdict(result)
-    del fields["tasks"]
-    return fields
 
 
 def _tasks(result: EvalResult | None, where: dict[str, tuple[str, str]]) -> JsonObject:

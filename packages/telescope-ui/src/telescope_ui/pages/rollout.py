@@ -27,6 +27,7 @@ _CALL = (
     *("num_completion_tokens", "error", "step"),
 )
 _KEY = ("group_id", "index", "attempt")
+_SIBLING = ("index", "attempt", "status", "reward")
 _EVENT = ("time_s", "stage", "call", "server", "version", "reason")
 _MAX_ROWS = 10_000
 _STEPS_APART = 100
@@ -67,7 +68,15 @@ def rollout_page(
         "reward_parts": reward_parts(row, run.info().reward_weights.get(row.environment, {})),
         "calls": {"columns": moments["calls"]},
         "events": {"columns": moments["events"]},
-        "siblings": {"columns": _siblings(run, row.group_id, [about for _, about in siblings])},
+        "siblings": {
+            "columns": {
+                **{name: [one[name] for _, one in siblings] for name in _SIBLING},
+                "address": [
+                    run.address("rollouts", row.group_id, one["index"], one["attempt"])
+                    for _, one in siblings
+                ],
+            }
+        },
         "addresses": _addresses(run, key, siblings, extent),
         "problems": [*moments["problems"], *training.problems],
     }
@@ -252,15 +261,6 @@ def extent_of_moments(calls: JsonObject, events: JsonObject) -> tuple[float, flo
     ]
     times += [time_s for time_s in events["time_s"] if time_s is not None]
     return (min(times), max(times)) if times else None
-
-
-def _siblings(run: OneRun, group_id: str, found: Sequence[JsonObject]) -> JsonObject:
-    names = ("index", "attempt", "status", "reward")
-    columns: JsonObject = {name: [one[name] for one in found] for name in names}
-    columns["address"] = [
-        run.address("rollouts", group_id, one["index"], one["attempt"]) for one in found
-    ]
-    return columns
 
 
 def _addresses(
