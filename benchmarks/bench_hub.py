@@ -34,7 +34,7 @@ from telescope_envs.records.release import (
     Status,
 )
 from telescope_envs.registry.static_view import (
-    project_html,
+    project_page,
     simple_files,
 )
 from telescope_envs.registry.stores.folder import LocalStore
@@ -72,9 +72,8 @@ def write_registry(root: Path) -> str:
             (root / path).write_text(text)
     (root / "config.json").write_text('{"format": 1, "name": "benchmark"}')
     (root / "simple" / distribution).mkdir(parents=True)
-    page = project_html(
-        distribution, simple_files(releases, Status(), to_root="../../", has_metadata=False)
-    )
+    files = simple_files(releases, Status(), to_root="../../", has_metadata=False)
+    page = project_page(distribution, files, is_json=False)
     (root / "simple" / distribution / "index.html").write_text(page)
     return distribution
 

@@ -16,10 +16,9 @@ from telescope_envs.records.release import (
 )
 from telescope_envs.registry import Registry
 from telescope_envs.registry.static_view import (
-    project_html,
-    project_json,
     project_of,
-    projects_html,
+    project_page,
+    projects_page,
     render,
     rendered_files,
     simple_files,
@@ -157,15 +156,15 @@ def test_an_address_that_a_page_may_not_show_is_left_out(url):
 
 def test_a_quote_in_an_address_stays_in_its_attribute():
     (file,) = with_urls('https://example.org/"><script>x</script>')
-    page = Links(project_html("x", [file]))
+    page = Links(project_page("x", [file], is_json=False))
     assert "script" not in page.tags
-    assert json.loads(project_json("x", [file]))["files"][0]["url"] == file.url
+    assert json.loads(project_page("x", [file], is_json=True))["files"][0]["url"] == file.url
 
 
 def test_a_reason_of_no_words_still_yanks():
     release = toy_publication().release
     files = simple_files([release], Status(yanked={"0.1.0": ""}), to_root="", has_metadata=False)
-    assert Links(project_html("x", files)).links[0]["data-yanked"] == ""
-    assert json.loads(project_json("x", files))["files"][0]["yanked"] is True
+    assert Links(project_page("x", files, is_json=False)).links[0]["data-yanked"] == ""
+    assert json.loads(project_page("x", files, is_json=True))["files"][0]["yanked"] is True
     assert project_of(release.id) == "telescope-env-acme-toy"
-    assert Links(projects_html(["b", "a"])).links == [{"href": "a/"}, {"href": "b/"}]
+    assert Links(projects_page(["b", "a"], is_json=False)).links == [{"href": "a/"}, {"href": "b/"}]

@@ -11,9 +11,8 @@ from tests.envs.validation.test_reward_faults import Sums
 
 from telescope_core import reward
 from telescope_core.probes.job import Answers
-from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan
+from telescope_core.probes.meter import Cut, Limits, Look, Meter, MeteredSpan, own_time_s
 from telescope_core.probes.reward import check_rewards
-from telescope_core.probes.waiting import Look, own_time_s
 from telescope_envs.validation import Outcome, Verdict
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import (

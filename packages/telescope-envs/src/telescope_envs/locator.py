@@ -7,6 +7,7 @@ two owners use is an error.
 """
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -74,7 +75,7 @@ class InstalledLocator:
             locate_release(name)
         except TelescopeError:
             return ""
-        return f"run: telescope env install {_quoted(name)}"
+        return f"run: telescope env install {shlex.quote(name)}"
 
 
 def location_of_link(project: LinkedProject) -> EnvironmentLocation:
@@ -172,10 +173,6 @@ def _installed(request: Request) -> InstalledEnvironment | None:
     ]
     _require_one_owner(request, [found.id for found in fitting])
     return fitting[0] if fitting else None
-
-
-def _quoted(text: str) -> str:
-    return f"'{text}'" if set(text) & set("<>!*~ ") else text
 
 
 def _require_one_owner(request: Request, ids: Iterable[str]) -> None:

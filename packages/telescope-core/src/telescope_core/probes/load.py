@@ -21,9 +21,16 @@ from telescope_core.environments.sources import is_source
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
 from telescope_core.probes.job import Answers, Job
-from telescope_core.probes.meter import Cut, Limits, Meter, MeteredSpan, processor_s, slowness
+from telescope_core.probes.meter import (
+    Cut,
+    Limits,
+    Meter,
+    MeteredSpan,
+    WaitClock,
+    processor_s,
+    slowness,
+)
 from telescope_core.probes.schema_check import schema_problems
-from telescope_core.probes.waiting import WaitClock
 
 _MAX_READ = 2000
 """Most examples to read of a finite split; `_MAX_DRAWN` is that of an endless one."""

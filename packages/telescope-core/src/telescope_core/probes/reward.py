@@ -24,7 +24,7 @@ from telescope_core.probes.judging import (
     judge_same,
     require_enough,
 )
-from telescope_core.probes.meter import Limits, Meter, MeteredSpan, slowness
+from telescope_core.probes.meter import Limits, Meter, MeteredSpan, WaitClock, slowness
 from telescope_core.probes.near_gold import judge_near_gold
 from telescope_core.probes.playing import (
     asked_of,
@@ -32,7 +32,6 @@ from telescope_core.probes.playing import (
     play_in_turn,
     request_for,
 )
-from telescope_core.probes.waiting import WaitClock
 
 _LATER = (
     "reward.near_gold",

@@ -248,7 +248,17 @@ def _verified(
         kind, payload = verifier.verify_dsse(Bundle.from_json(bundle), signed_by)
     except (Error, ValueError) as error:
         raise RegistryError(f"{what} is not valid: {error}. {_NOTHING}") from error
-    _check_statement(kind, payload, release, sha256_of(wheel))
+    try:
+        said = read_json(payload) if kind == PAYLOAD_TYPE else None
+    except ValueError as error:
+        said = f"text that is not JSON: {error}"
+    sha256 = sha256_of(wheel)
+    if said != statement_of(release.wheel.filename, sha256):
+        subject: object = said.get("subject") if isinstance(said, dict) else said  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        raise RegistryError(
+            f"{what} is about something else: expected {release.wheel.filename} with sha256 "
+            f"{sha256}, got {subject}. {_NOTHING}"
+        )
     return signed_by.identity
 
 
@@ -274,17 +284,3 @@ def statement_of(filename: str, sha256: str) -> dict[str, Any]:
         "predicateType": PREDICATE_TYPE,
         "predicate": None,
     }
-
-
-def _check_statement(kind: str, payload: bytes, release: Release, sha256: str) -> None:
-    try:
-        said = read_json(payload) if kind == PAYLOAD_TYPE else None
-    except ValueError as error:
-        said = f"text that is not JSON: {error}"
-    wanted = statement_of(release.wheel.filename, sha256)
-    if said != wanted:
-        subject: object = said.get("subject") if isinstance(said, dict) else said  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        raise RegistryError(
-            f"the attestation of {release.id} {release.version} is about something else: expected "
-            f"{release.wheel.filename} with sha256 {sha256}, got {subject}. {_NOTHING}"
-        )

@@ -143,12 +143,8 @@ _Pin = tuple[str, Version, str]
 """Name, version and sha256 of one wheel of a dependency."""
 
 
-def unexpected_contents(manifest: Manifest, lock: Lock, names: Collection[str]) -> str | None:
-    """Return how the archive's `names` or the manifest differ from the lock; None if they fit."""
-    return next(_problems(manifest, lock, names), None)
-
-
-def _problems(manifest: Manifest, lock: Lock, names: Collection[str]) -> Iterator[str]:
+def _unexpected(manifest: Manifest, lock: Lock, names: Collection[str]) -> Iterator[str]:
+    """Yield how the archive's `names` or the manifest differ from the lock."""
     yield from _odd_names(manifest, names)
     yield from _odd_environments(manifest, lock)
     yield from _odd_datasets(manifest, lock)
@@ -308,7 +304,7 @@ def _unpacked(path: Path, root: Path, max_bytes: int) -> _Contents:
                 )
             _require_size(sum(file.size for file in manifest.files), max_bytes, path)
             lock = _lock(archive, path)
-            odd = unexpected_contents(manifest, lock, archive.namelist())
+            odd = next(_unexpected(manifest, lock, archive.namelist()), None)
             if odd is not None:
                 raise RegistryError(f"{path}: {odd}; {_ADVICE}")
             for file in manifest.files:

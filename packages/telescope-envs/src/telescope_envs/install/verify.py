@@ -131,58 +131,40 @@ _NOT_OF_PACKAGES = {"telescope.json", ".lock"}
 """Files beside the packages: the record of the installation, and uv's lock file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """One line of a RECORD."""
-
-    package: str
-    path: Path
-    """Absolute, without `..`; symbolic links are not followed."""
-    hash: str
-    """`sha256=...`; empty for RECORD itself and for byte code."""
-
-
 class Compared(NamedTuple):
     """One package, compared with its RECORD."""
 
-    recorded: tuple[Recorded, ...]
+    recorded: dict[Path, str]
+    """Path of each file, absolute and without `..`, where links are not followed -> `sha256=...`;
+    empty for RECORD itself and for byte code."""
     changed: tuple[Finding, ...]
+    """Files that are missing or differ."""
 
 
 def compared(name: str, package: Distribution) -> Compared:
     """Compare every file of a package, whose canonical name is `name`, with its RECORD."""
-    recorded = tuple(
-        Recorded(
-            package=name,
-            path=Path(os.path.normpath(str(package.locate_file(listed)))),
-            hash=digest,
-        )
+    recorded = {
+        Path(os.path.normpath(str(package.locate_file(listed)))): digest
         for listed, digest in hashes_in(package.read_text("RECORD") or "").items()
         if listed
-    )
-    return Compared(recorded, tuple(_changed_files(recorded)))
+    }
+    changed: list[Finding] = []
+    for path, digest in recorded.items():
+        if digest and not path.is_file():
+            text = f"is gone; {name} was installed with it"
+            changed.append(Finding(FindingKind.MISSING, str(path), text))
+        elif digest and record_hash(path.read_bytes(), digest.partition("=")[0]) != digest:
+            text = f"is not the file that was installed with {name}"
+            changed.append(Finding(FindingKind.CHANGED, str(path), text))
+    return Compared(recorded, tuple(changed))
 
 
-def _changed_files(recorded: Iterable[Recorded]) -> Iterator[Finding]:
-    """Yield files that are missing or differ from their RECORD."""
-    for file in recorded:
-        if not file.path.is_file():
-            if file.hash:
-                text = f"is gone; {file.package} was installed with it"
-                yield Finding(FindingKind.MISSING, str(file.path), text)
-        elif file.hash:
-            kind = file.hash.partition("=")[0]
-            if record_hash(file.path.read_bytes(), kind) != file.hash:
-                text = f"is not the file that was installed with {file.package}"
-                yield Finding(FindingKind.CHANGED, str(file.path), text)
-
-
-def extra_files(venv: Path, recorded: list[Recorded], empty: Path) -> Iterator[Finding]:
-    """Yield the files below `venv` that no package installed.
+def extra_files(venv: Path, recorded: Iterable[Path], empty: Path) -> Iterator[Finding]:
+    """Yield the files below `venv` that no package installed, other than those `recorded`.
 
     `empty` is a virtual environment without packages; files that are the same in it belong there.
     """
-    listed = {file.path for file in recorded}
+    listed = set(recorded)
     for path in files_below(venv):
         if path in listed or (path.parent == venv and path.name in _NOT_OF_PACKAGES):
             continue
@@ -296,19 +278,19 @@ def verify(
     if location.place is EnvironmentPlace.SHARED:
         packages = _only_needed(packages, location)
     parts = [compare(key, package) for key, package in packages.items()]
-    recorded = [file for part in parts for file in part.recorded]
+    recorded = [one for part in parts for one in part.recorded.items()]
     findings = [finding for part in parts for finding in part.changed]
     if location.place is EnvironmentPlace.ISOLATED:
         venv = Path(location.interpreter).parents[1]
         with tempfile.TemporaryDirectory() as scratch:
             empty = Path(scratch) / "empty"
             Uv(offline=True).make_venv(empty, moves=True)  # as installing does
-            findings += extra_files(venv, recorded, empty)
+            findings += extra_files(venv, (path for path, _ in recorded), empty)
         for folder in site_packages_of(location.interpreter):
             findings += changed_byte_code(folder / module_of(location))
     if record is not None:
         findings += _against_its_sources(record, packages)
-    return _verification(location, sum(bool(file.hash) for file in recorded), tuple(findings))
+    return _verification(location, sum(bool(digest) for _, digest in recorded), tuple(findings))
 
 
 def _verification(

@@ -6,12 +6,14 @@ key is stored. The bundle is stored beside the wheel, and its digest is part of 
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.install.attestations import INSTALL_HINT, statement_of
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.release import Release
 
 if TYPE_CHECKING:
@@ -29,22 +31,32 @@ class AttestMode(StrEnum):
     """Do not sign, and do not look for an identity."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """A Sigstore bundle; empty if nothing was signed."""
+
+    data: bytes = b""
+
+    def recorded_in(self, release: Release) -> Release:
+        """Return `release` with the digest of the bundle."""
+        digest = sha256_of(self.data) if self.data else ""
+        return release.changed(attestation_sha256=digest)
+
+
 def attest_wheel(
     release: Release,
     mode: AttestMode,
     *,
     trust_config: Path | None = None,
     progress: Callable[[str], None],
-) -> bytes:
+) -> Attestation:
     """Sign the wheel of `release` with this job's identity; raises if `always` cannot sign.
-
-    Returns the Sigstore bundle; empty if nothing was signed.
 
     `trust_config` is the client trust configuration of a Sigstore instance other than the public
     one.
     """
     if mode is AttestMode.NEVER:
-        return b""
+        return Attestation()
     reason = _reason_against(mode)
     token = "" if reason else _ambient_token()
     if not token:
@@ -55,10 +67,10 @@ def attest_wheel(
                 "permission id-token: write. Nothing was published"
             )
         progress(f"attestation  none: {reason}")
-        return b""
+        return Attestation()
     identity, data = _signed(release, token, trust_config)
     progress(f"attestation  signed as {identity}")
-    return data
+    return Attestation(data=data)
 
 
 def _reason_against(mode: AttestMode) -> str:

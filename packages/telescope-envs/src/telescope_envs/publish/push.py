@@ -33,7 +33,6 @@ from telescope_envs.publish.source import (
     write_version,
 )
 from telescope_envs.records.changes import Change, changes_between, score_warnings
-from telescope_envs.records.files import sha256_of
 from telescope_envs.records.projects import Identity, read_identity, require_project
 from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Release, Source
@@ -199,9 +198,11 @@ def _publish(
     bundle = attest_wheel(
         release, options.attest, trust_config=options.trust_config, progress=options.progress
     )
-    release = release.changed(attestation_sha256=sha256_of(bundle) if bundle else "")
+    release = bundle.recorded_in(release)
     options.progress(f"publishing   {release.id} {release.version} to {result.registry}")
-    is_new = store.publish(Publication(release=release, wheel=prepared.wheel, attestation=bundle))
+    is_new = store.publish(
+        Publication(release=release, wheel=prepared.wheel, attestation=bundle.data)
+    )
     state = PushState.PUBLISHED if is_new else PushState.ALREADY_PUBLISHED
     return replace(result, state=state, release=release)
 

@@ -44,6 +44,8 @@ from telescope_envs.rules.wheel import read_release
 _GENERATED = ("v1", "simple")
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 _API_VERSION = "1.1"
+_KINDS = {"html": False, "json": True}
+"""Ending of a page's file -> whether it is JSON."""
 _SIMPLE_HEAD = f'<meta name="pypi:repository-version" content="{_API_VERSION}">\n'
 
 
@@ -78,33 +80,22 @@ def simple_files(
     return files
 
 
-def projects_html(projects: Sequence[str]) -> str:
-    """Return the page that lists all distributions and links to their pages."""
-    links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in sorted(projects)]
+def projects_page(projects: Sequence[str], *, is_json: bool) -> str:
+    """Return the page that lists all distributions: HTML with links to their pages, or JSON."""
+    names = sorted(projects)
+    if is_json:
+        return _json({"projects": [{"name": name} for name in names]})
+    links = [f'<a href="{quote(name)}/">{escape(name)}</a><br>' for name in names]
     return html_page("Simple index", links, head=_SIMPLE_HEAD)
 
 
-def projects_json(projects: Sequence[str]) -> str:
-    """Return the list of all distributions as JSON."""
-    listed = [{"name": name} for name in sorted(projects)]
-    return _json({"meta": {"api-version": _API_VERSION}, "projects": listed})
-
-
-def project_html(project: str, files: Sequence[SimpleFile]) -> str:
-    """Return the page of one distribution."""
-    return html_page(f"Links for {project}", [_link(file) for file in files], head=_SIMPLE_HEAD)
-
-
-def project_json(project: str, files: Sequence[SimpleFile]) -> str:
-    """Return the page of one distribution as JSON."""
-    return _json(
-        {
-            "meta": {"api-version": _API_VERSION},
-            "name": project,
-            "versions": list(dict.fromkeys(file.release.version for file in files)),
-            "files": [_as_json(file) for file in files],
-        }
-    )
+def project_page(project: str, files: Sequence[SimpleFile], *, is_json: bool) -> str:
+    """Return the page of one distribution: HTML, or JSON."""
+    if not is_json:
+        return html_page(f"Links for {project}", [_link(file) for file in files], head=_SIMPLE_HEAD)
+    versions = list(dict.fromkeys(file.release.version for file in files))
+    listed = [_as_json(file) for file in files]
+    return _json({"name": project, "versions": versions, "files": listed})
 
 
 def _address(release: Release) -> str:
@@ -150,8 +141,8 @@ def html_page(title: str, lines: Sequence[str], *, head: str = "") -> str:
     )
 
 
-def _json(value: Mapping[str, object]) -> str:
-    return f"{json.dumps(value, indent=1)}\n"
+def _json(content: Mapping[str, object]) -> str:
+    return f"{json.dumps({'meta': {'api-version': _API_VERSION}, **content}, indent=1)}\n"
 
 
 def pages_of(
@@ -161,8 +152,8 @@ def pages_of(
     project = project_of(environment_id)
     files = simple_files(releases, status, to_root="../../", has_metadata=has_metadata)
     return {
-        f"simple/{project}/index.html": project_html(project, files).encode(),
-        f"simple/{project}/index.json": project_json(project, files).encode(),
+        f"simple/{project}/index.{kind}": project_page(project, files, is_json=is_json).encode()
+        for kind, is_json in _KINDS.items()
     }
 
 
@@ -170,8 +161,8 @@ def front_pages(ids: Iterable[str]) -> dict[str, bytes]:
     """Return path -> bytes of the pages that list the distributions of these environments."""
     projects = [project_of(one) for one in ids]
     return {
-        "simple/index.html": projects_html(projects).encode(),
-        "simple/index.json": projects_json(projects).encode(),
+        f"simple/index.{kind}": projects_page(projects, is_json=is_json).encode()
+        for kind, is_json in _KINDS.items()
     }
 
 
@@ -220,7 +211,11 @@ def render(
             file.write_bytes(data)
             count += 1
         aside.chmod(0o755)
-        _take_place(aside, target)
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+        if target.exists():
+            target.rename(old / "view")
+        aside.rename(target)
+        shutil.rmtree(old)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -269,13 +264,3 @@ def _check_target(source: Path, target: Path) -> None:
             f"{str(target)!r} contains something other than a rendered registry; choose a new "
             "folder"
         )
-
-
-def _take_place(aside: Path, target: Path) -> None:
-    if not target.exists():
-        aside.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
-    target.rename(old / "view")
-    aside.rename(target)
-    shutil.rmtree(old)

@@ -180,14 +180,9 @@ def _since(root: Path, commit: str) -> list[ReleaseChange]:
     listed = _git(root, "ls-tree", "-r", "-z", commit, "--", "index", "aliases.toml").decode()
     rows = [row.split("\t", 1) for row in listed.split("\0") if row]
     blobs = _blobs(root, [about.split(" ")[2] for about, _ in rows])
-    return [
-        ReleaseChange(path, blobs[about.split(" ")[2]], _present(root / path), "")
-        for about, path in rows
-    ]
-
-
-def _present(path: Path) -> bytes:
-    return read_file(path) if path.is_file() else _NOTHING
+    here = {path: root / path for _, path in rows}
+    now = {path: read_file(at) if at.is_file() else _NOTHING for path, at in here.items()}
+    return [ReleaseChange(path, blobs[about.split(" ")[2]], now[path], "") for about, path in rows]
 
 
 def _blobs(root: Path, names: Sequence[str]) -> dict[str, bytes]:

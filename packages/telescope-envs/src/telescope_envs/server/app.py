@@ -37,10 +37,8 @@ from telescope_envs.registry.static_view import (
     JSON_TYPE,
     SimpleFile,
     html_page,
-    project_html,
-    project_json,
-    projects_html,
-    projects_json,
+    project_page,
+    projects_page,
     simple_files,
 )
 from telescope_envs.server.auth import Callers, CallerToken, Scope, refuse_token_in_address
@@ -307,10 +305,9 @@ class HubApp:
                 if found is None:
                     return None
                 files = self._simple_files(found)
-                text = project_json(name, files) if is_json else project_html(name, files)
+                text = project_page(name, files, is_json=is_json)
             else:
-                names = self.hub.releases.distributions()
-                text = projects_json(names) if is_json else projects_html(names)
+                text = projects_page(self.hub.releases.distributions(), is_json=is_json)
             return text.encode(), JSON_TYPE if is_json else _HTML
 
         found = self.answers.answer(request, f"simple/{name}/ {is_json}", build)

@@ -19,16 +19,13 @@ class Refusal(RegistryError):
         self.what_to_do = what_to_do
 
 
-def full_disk(error: OSError | sqlite3.Error) -> bool:
-    """Return whether the error means that the disk, or the quota of this user, is full."""
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def failure_of(error: OSError | sqlite3.Error) -> Refusal:
     """Return an error of the disk or the database as a Refusal with status 507 or 500."""
-    if full_disk(error):
+    if isinstance(error, sqlite3.Error):
+        is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    else:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of the disk, or of this user
+    if is_full:
         return Refusal(
             HTTPStatus.INSUFFICIENT_STORAGE,
             "the disk of the registry is full; nothing was stored",

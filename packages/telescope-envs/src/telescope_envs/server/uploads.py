@@ -63,14 +63,21 @@ def parse_publication(sent: Sent) -> Publication:
 
 def check_publication(publication: Publication) -> None:
     """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
-    release = publication.release
+    release, found = publication.release, publication.attestation
     _check_record(release)
     contents = read_release(publication.wheel, release)
     if contents.license != release.license:
         raise _unprocessable(
             f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"
         )
-    _check_attestation(publication)
+    if len(found) > MAX_ATTESTATION_BYTES:
+        raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
+    digest = sha256_of(found) if found else ""
+    if digest != release.attestation_sha256:
+        raise _unprocessable(
+            f"the record's attestation_sha256 is {release.attestation_sha256!r}, but "
+            f"the attestation has {digest!r}"
+        )
 
 
 def parse_status(text: bytes) -> Status:
@@ -117,18 +124,6 @@ def check_time(release: Release) -> None:
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"published_at must be within an hour of now, got {published_at.isoformat()}",
             "publish again, and set this machine's clock if it is wrong",
-        )
-
-
-def _check_attestation(publication: Publication) -> None:
-    found = publication.attestation
-    if len(found) > MAX_ATTESTATION_BYTES:
-        raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
-    digest = sha256_of(found) if found else ""
-    if digest != publication.release.attestation_sha256:
-        raise _unprocessable(
-            f"the record's attestation_sha256 is {publication.release.attestation_sha256!r}, but "
-            f"the attestation has {digest!r}"
         )
 
 

@@ -1,6 +1,5 @@
 """Validation of environments: a report of checks with evidence, under a versioned policy."""
 
-from telescope_envs.validation.grading import GraderReport, check_grader
 from telescope_envs.validation.policy import CHECKS, POLICY_VERSION, Check
 from telescope_envs.validation.processes import Subject
 from telescope_envs.validation.records import (
@@ -15,7 +14,9 @@ from telescope_envs.validation.records import (
 )
 from telescope_envs.validation.runner import (
     LEVELS,
+    GraderReport,
     ValidationOptions,
+    check_grader,
     installed_subject,
     project_subject,
     validate_installed,

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlparse
 
@@ -50,12 +49,7 @@ class FixtureHub:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -133,18 +133,13 @@ def _compare_problems(
             "load.ids", f"{len(first)} examples in one process, {len(second)} in another"
         )
     for one, other in zip(first, second, strict=False):
+        text = ""
         if one["id"] != other["id"]:
-            findings.found(
-                "load.ids",
-                f"this example of split {one['split']} has id {other['id']!r} in another process",
-                example_id=one["id"],
-            )
+            text = f"this example of split {one['split']} has id {other['id']!r} in another process"
         elif one["content"] != other["content"]:
-            findings.found(
-                "load.ids",
-                "its prompt, answer or info differs in another process",
-                example_id=one["id"],
-            )
+            text = "its prompt, answer or info differs in another process"
+        if text:
+            findings.found("load.ids", text, example_id=one["id"])
     findings.passed("load.ids")
 
 

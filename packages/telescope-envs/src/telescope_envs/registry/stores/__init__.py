@@ -87,15 +87,12 @@ class Place:
     offline: bool
     tell: Callable[[str], None]
 
-    def remark(self, message: str) -> None:
-        """Tell the user `message`, prefixed with the address."""
-        self.tell(f"{self.address.text}: {message}")
-
     def remark_age(self, confirmed_at: float) -> None:
         """Tell the user the age of files read offline; `confirmed_at` is in epoch seconds."""
         age = age_text(time.time() - confirmed_at)
         moment = datetime.fromtimestamp(confirmed_at, UTC)
-        self.remark(f"offline, as of {age} ago ({moment:%Y-%m-%d %H:%M} UTC)")
+        date = f"{moment:%Y-%m-%d %H:%M} UTC"
+        self.tell(f"{self.address.text}: offline, as of {age} ago ({date})")
 
 
 def age_text(seconds: float) -> str:
