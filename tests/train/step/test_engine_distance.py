@@ -15,7 +15,7 @@ from telescope_train.batches.packing import Packing
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.loop import train
 from telescope_train.step.credit import CreditRules
-from telescope_train.step.engine_distance import LEAST_TOKENS, engine_distance
+from telescope_train.step.distances import LEAST_TOKENS, engine_distance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toy_run import NoServers, ToyPolicies, toy_config, toy_parts

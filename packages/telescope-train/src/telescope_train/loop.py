@@ -34,12 +34,11 @@ from telescope_train.observability.timeline import UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
-from telescope_train.step.engine_distance import engine_distance
+from telescope_train.step.distances import engine_distance, kl_penalties
 from telescope_train.step.losses import Losses
 from telescope_train.step.metrics import StepClock, StepResult, step_row
 from telescope_train.step.minibatches import plan_step
 from telescope_train.step.records import StepRecords, TokenRecords, record_attempts, record_rollouts
-from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.streaming import GradientStream
 from telescope_train.step.throughput import Machine
 

@@ -28,6 +28,7 @@ from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_resu
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu
+from telescope_train.cluster.supervision import cancel
 from telescope_train.config.eval_folders import (
     due_evals,
     eval_folder_name,
@@ -238,8 +239,7 @@ class EvalsBeside:
         try:
             await asyncio.wait([playing, down], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            down.cancel()
-            await asyncio.wait([down])
+            await cancel([down])
 
     async def finish(self) -> None:
         """Wait for the current round."""
@@ -254,8 +254,7 @@ class EvalsBeside:
         """
         playing, self._playing = self._playing, None
         if playing is not None:
-            playing.cancel()
-            await asyncio.wait([playing])
+            await cancel([playing])
 
     async def _begin(self, entries: Sequence[EvalEntry], step: int) -> None:
         if self._playing is not None and self._playing.done():

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.types import Message, Split
+from telescope_train.cluster.supervision import cancel
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
 READERS = 8
@@ -48,11 +49,7 @@ class Prefetch:
     async def close(self) -> None:
         """Stop preparing."""
         self._last = 0
-        reading = list(self._reading)
-        for task in reading:
-            task.cancel()
-        if reading:
-            await asyncio.wait(reading)
+        await cancel(list(self._reading))
 
     def _read_more(self) -> None:
         while len(self._reading) < READERS and self._draw.position < self._last:

@@ -25,8 +25,8 @@ from telescope_train.batches.bundles import bundle_sizes
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.weighting import denominator, numerators
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
+from telescope_train.step.distances import kl_penalties
 from telescope_train.step.metrics import StepClock
-from telescope_train.step.reference_kl import kl_penalties
 from telescope_train.step.shaping import RolloutKey
 
 FULL = 0.85

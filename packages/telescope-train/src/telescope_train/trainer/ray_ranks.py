@@ -20,6 +20,7 @@ from telescope_train.cluster.nodes import Stages, all_nodes, stages
 from telescope_train.cluster.placement import RankRoom, in_order_of_nodes
 from telescope_train.cluster.rank_layout import ONE_RANK, RankLayout
 from telescope_train.cluster.ray_cluster import UnreachableError, answer, is_back
+from telescope_train.cluster.supervision import cancel
 from telescope_train.observability.timeline import TakenSpans, TimedRank
 from telescope_train.trainer.rank_actor import WATCHING, RankActor, RankPlace
 from telescope_train.trainer.ranks import AllRanks, Rank, RankFacts
@@ -272,9 +273,7 @@ class RayRanks(AllRanks):
         try:
             await asyncio.gather(*watches)
         finally:
-            for one in watches:
-                one.cancel()
-            await asyncio.wait(watches)
+            await cancel(watches)
 
     async def close(self) -> None:
         """End the processes. Idempotent."""
