@@ -44,12 +44,7 @@ def make_optimizer(
     if trainer.optimizer == "adamw_bf16":
         return LowPrecisionAdamW(groups, **arguments)
     if trainer.optimizer == "adamw_8bit":
-        if device.type != "cuda":
-            raise ConfigError(
-                'optimizer "adamw_8bit" compiles its step for a GPU and there is none here; '
-                'use "adamw" or "adamw_bf16"'
-            )
-        return load_adamw_8bit()(groups, **arguments)
+        return _adamw_8bit(device)(groups, **arguments)
     return torch.optim.AdamW(groups, fused=True, **arguments)
 
 
@@ -184,6 +179,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def _adamw_8bit(device: torch.device) -> type[torch.optim.Optimizer]:
+    if device.type != "cuda":
+        raise ConfigError(
+            'optimizer "adamw_8bit" compiles its step for a GPU and there is none here; '
+            'use "adamw" or "adamw_bf16"'
+        )
+    return load_adamw_8bit()
 
 
 def load_adamw_8bit() -> type[torch.optim.Optimizer]:
