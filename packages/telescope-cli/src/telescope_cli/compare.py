@@ -20,27 +20,25 @@ from telescope_core.reports.run_comparison import RunComparison, compare_runs
 WIDTH, MOST_TOLD = 80, 20
 _KEYS = ("before", "after")
 
-BeforeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Folder of a run, or the name of one in `runs`.",
-        autocompletion=run_names,
-    ),
-]
-AfterArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FORK",
-        help="The other run: a fork of it, or any that is alike.",
-        autocompletion=run_names,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")]
-
 
 def compare_command(
-    before: BeforeArgument, after: AfterArgument, as_json: JsonOption = False
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, or the name of one in `runs`.",
+            autocompletion=run_names,
+        ),
+    ],
+    after: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORK",
+            help="The other run: a fork of it, or any that is alike.",
+            autocompletion=run_names,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Say in which settings two runs differ, and whether the second one did better.
 

@@ -21,7 +21,6 @@ from telescope_cli.env.options import (
     complete_installed,
     progress,
     split_names,
-    with_bare_names,
 )
 from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError, unknown_name
 from telescope_core.base.secret_names import secrets_line
@@ -318,7 +317,8 @@ def _wanted(names: list[str], lock: Path | None) -> list[str]:
         found = {one for one, registry in here if request.fits(one, registry)}
         if len(found) != 1:
             ids = {one for one, _ in here}
-            raise unknown_name("installed environment", name, with_bare_names(ids))
+            bare = {one.partition("/")[2] or one for one in ids}
+            raise unknown_name("installed environment", name, ids | bare)
         wanted += found
     return wanted
 

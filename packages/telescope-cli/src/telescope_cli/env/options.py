@@ -1,7 +1,6 @@
 """Options and name completion shared by several verbs of `telescope env`."""
 
 import sys
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -73,12 +72,6 @@ OptionalNamesArgument = Annotated[
         autocompletion=complete_name,
     ),
 ]
-
-
-def with_bare_names(ids: Iterable[str]) -> set[str]:
-    """Return the ids and the names without owners: all names that a user may type."""
-    known = list(ids)
-    return {*known, *(one.partition("/")[2] or one for one in known)}
 
 
 def progress(step: str) -> None:

@@ -117,7 +117,8 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
     environment = open_environment(request.environment, request.environment_settings, processes)
     try:
         host = host_seen_by(request.processes.addresses)
-        with EvalProgress(settings, done=done) as progress, showing_troubles(progress.note):
+        progress = EvalProgress(settings, done=done)
+        with progress.bar, showing_troubles(progress.note):
 
             def record(row: Any) -> None:
                 folder.append(row)

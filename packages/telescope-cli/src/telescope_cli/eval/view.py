@@ -3,8 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 from rich import box
@@ -60,7 +59,7 @@ class EvalProgress:
         self._num_scored = 0
         self._num_failed = 0
         self._sum = 0.0
-        self._progress = Progress(
+        self.bar = Progress(
             TextColumn("rollouts"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -70,24 +69,13 @@ class EvalProgress:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._task = self._progress.add_task("rollouts", total=self._total, mean="")
+        """Entered while the rollouts are played."""
+        self._task = self.bar.add_task("rollouts", total=self._total, mean="")
         kept = reusable(done, settings)
         if kept:
             self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
         self._count = self._num_scored = len(kept)
         self._sum = sum(row.reward or 0.0 for row in kept)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def update(self, row: RolloutRow) -> None:
         """Count one finished rollout."""
@@ -97,7 +85,7 @@ class EvalProgress:
         else:
             self._num_scored += 1
             self._sum += row.reward
-        self._progress.update(self._task, completed=self._count, mean=self._running_mean())
+        self.bar.update(self._task, completed=self._count, mean=self._running_mean())
         tenths_before = (self._count - 1) * 10 // self._total
         if not self._console.is_terminal and self._count * 10 // self._total > tenths_before:
             text = f"{self._count}/{self._total} rollouts, {self._running_mean()}"
