@@ -4,11 +4,6 @@
 is mostly of older weights than those that it trains, and the forward pass of the step compares the
 two. Rollouts of later batches that have ended by then are of the present weights: a few of them are
 scored before the optimizer step.
-
-`kl_in_reward` is a penalty on each reward for its rollout's distance from the reference model,
-whose log-probs are compared with the sampler's. A reward multiplies the gradient of a log-prob, and
-the mean of k1 times that gradient is the gradient of KL(policy, reference). With k2 or k3 it would
-be the gradient of something else.
 """
 
 from collections import defaultdict
@@ -107,7 +102,12 @@ async def kl_penalties(
     packing: Packing,
     reference_logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
 ) -> dict[RolloutKey, float]:
-    """Return -kl_penalty_tau * k summed over each rollout's tokens; {} if the setting is off."""
+    """Return -kl_penalty_tau * k summed over each rollout's tokens; {} if the setting is off.
+
+    `kl_in_reward` compares the sampler's log-probs with the reference model's. A reward multiplies
+    the gradient of a log-prob, and the mean of k1 times that gradient is the gradient of
+    KL(policy, reference). With k2 or k3 it would be the gradient of something else.
+    """
     section = rules.config.algorithm
     if not section.kl_in_reward:
         return {}
