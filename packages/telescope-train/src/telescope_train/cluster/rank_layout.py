@@ -110,25 +110,6 @@ class RankLayout:
             if self.coordinates(rank)[:2] == (0, 0) and self.coordinates(rank).pipeline == last
         )
 
-    def copy_of(self, rank: int) -> int:
-        """Return the copy of the weights outside experts of which `rank` has a part."""
-        place = self.coordinates(rank)
-        return (place.context + self.context * place.data) // self.weight_shards
-
-    @cached_property
-    def exporters(self) -> tuple[int, ...]:
-        """Ranks that together hold every weight, experts included, ascending.
-
-        A weight may be at more than one of them: one outside experts is exported by those with
-        `copy_of` 0, an expert by the first that has it.
-        """
-        stage, dealt = self.num_ranks // self.pipeline, self.expert * self.expert_tensor
-        return tuple(
-            rank
-            for rank in range(self.num_ranks)
-            if self.copy_of(rank) == 0 or (self.expert > 1 and rank % stage < dealt)
-        )
-
     def groups(self, dimension: Dimension) -> list[list[int]]:
         """Return groups of ranks that differ only in `dimension`, each ascending.
 
