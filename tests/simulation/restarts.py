@@ -29,7 +29,15 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts, train
 from telescope_train.restarts import run_with_restarts
 from telescope_train.rollouts.sampled import BEGINNING
-from telescope_train.simulation.run import Scenario, SimulatedRun
+from telescope_train.simulation.run import History, Scenario, SimulatedRun
+
+
+class KilledRun(SimulatedRun):
+    """A run whose driver may be killed; the caller must then end it."""
+
+    def __init__(self, scenario: Scenario, history: History) -> None:
+        super().__init__(scenario, history)
+        self.killed = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ class RestartedRun:
             begun = self._resumed()
             if begun is not None and begun.step == self._config.run.number_of_steps:
                 break
-            run = SimulatedRun(self._scenario, self._ledger)
+            run = KilledRun(self._scenario, self._ledger)
             self._disturb(run, chance)
             is_over = await self._is_over(run, begun)
             await run.ranks.close()
@@ -80,7 +88,7 @@ class RestartedRun:
         self._problems += _wrong_checkpoints(self._config, begun)
         return Ended(weights=read_weights(newest.state_path), problems=self._problems)
 
-    async def _is_over(self, run: SimulatedRun, begun: RunCheckpoint | None) -> bool:
+    async def _is_over(self, run: KilledRun, begun: RunCheckpoint | None) -> bool:
         """Run one driver until it ends, is killed, or fails because a checkpoint did."""
         kill_s = self._kills_s[0] if self._kills_s else None
         driver = asyncio.create_task(run.watched(self._driver(run, begun)))

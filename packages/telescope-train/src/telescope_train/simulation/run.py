@@ -272,8 +272,6 @@ class SimulatedRun:
         self._scenario = scenario
         self.history = history
         self.ended_s: list[float] = []
-        self.killed = asyncio.Event()
-        """Set when its driver is killed; its caller must then end it."""
         self.environments = {
             entry.name: SimulatedEnvironment(
                 scenario.workload,
