@@ -20,10 +20,10 @@ from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun, escaped_part, seconds_of
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.evals import compared_or_none, verdict
+from telescope_ui.pages.judged import eval_results, judged
 from telescope_ui.pages.rewards import environment_courses, reward_course
 from telescope_ui.pages.rollout import key_of, messages_json, row_at, scalars
 from telescope_ui.pages.sections import chosen_metrics, curves_of, distinct, sections_of, usual
-from telescope_ui.pages.verdicts import eval_results, judged
 
 _INDEX_WAIT_S = 0.1
 """Wait for the index, in seconds: only intervals of rewards need it."""

@@ -12,9 +12,9 @@ from telescope_ui.pages.happened import (
     server_events,
 )
 from telescope_ui.pages.health import tiles, time_spent
+from telescope_ui.pages.judged import judged
 from telescope_ui.pages.rewards import environment_courses, evals_on_course, reward_course
 from telescope_ui.pages.sections import curves_of
-from telescope_ui.pages.verdicts import judged
 
 _INDEX_WAIT_S = 0.1
 """Wait for the index, in seconds: most of the page does not need it."""

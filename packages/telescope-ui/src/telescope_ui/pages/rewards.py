@@ -12,8 +12,8 @@ from telescope_core.reports.verdict import REWARDS
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import Drawn, shared_curves
 from telescope_ui.index.one_run import OneRun
+from telescope_ui.pages.judged import eval_results
 from telescope_ui.pages.runs import environment_names
-from telescope_ui.pages.verdicts import eval_results
 
 _NUM_STEPS = 10
 """Number of newest steps for the shares of an environment."""
