@@ -1,12 +1,10 @@
 """Even out the costs of the batches in a round, because ranks wait for the slowest one.
 
-Equally full bins do not cost the same, because attention grows with the square of a sample's
-length. Two plans are made and the better one is taken: the one that fills bins best, and one that
-gives each sample, the most expensive first, to the cheapest bin with room. In both, samples are
-then exchanged, first between the bins of a round and then between all, until ranks wait about as
-little as they can. The packing never changes a number of the step. Letters: N samples, R ranks, Q
-rounds, P places (bins, round by round), C = N + P candidates in exchange for a sample: any other
-sample, or nothing from the bin of that place.
+Equally full bins do not cost the same: attention grows with the square of a sample's length. Of two
+plans, one fills bins best, and one gives each sample, dearest first, to the cheapest bin with room.
+Samples are then exchanged in both, and the better one is taken. No number of the step changes.
+Letters: N samples, R ranks, Q rounds, P places (bins, round by round), C = N + P candidates in
+exchange for a sample: any other sample, or nothing from the bin of that place.
 """
 
 import heapq
