@@ -39,15 +39,12 @@ class ScriptedClient:
 
 
 class _ScriptedPolicy:
+    endpoint: ChatEndpoint | None = None
+
     def __init__(self, client: ScriptedClient) -> None:
         self._client = client
         self._turn = 0
         self._counted: list[tuple[Message, int]] = []
-
-    @property
-    def endpoint(self) -> ChatEndpoint | None:
-        """None, because a script has no server."""
-        return None
 
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()

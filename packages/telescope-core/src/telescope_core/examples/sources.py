@@ -49,14 +49,12 @@ class GeneratedSource:
     must be disjoint.
     """
 
+    num_examples: int | None = None
+    """None: endless."""
+
     def __init__(self, make: Callable[[random.Random, int], Example], *, seed: int | str) -> None:
         self._make = make
         self._seed = seed
-
-    @property
-    def num_examples(self) -> int | None:
-        """None: endless."""
-        return None
 
     def example(self, index: int) -> Example:
         """Return example `index`."""
@@ -85,6 +83,9 @@ class SplitSource:
     only on `seed`, so an index gives the same example in every process.
     """
 
+    num_examples: int | None = None
+    """None: endless."""
+
     def __init__(
         self,
         draw: Callable[[random.Random], Example],
@@ -104,11 +105,6 @@ class SplitSource:
         self._num_draws = 0
         self._is_exhausted = False
         self._lock = threading.Lock()
-
-    @property
-    def num_examples(self) -> int | None:
-        """None: endless."""
-        return None
 
     def example(self, index: int) -> Example:
         """Return example `index`; draws problems until it is reached."""

@@ -54,23 +54,16 @@ class InProcessEnvironment:
         self._asks_models = asks_models
         self._hold_watch = hold_watch
         self._environment = environment
-        self._name = name
+        self.name = name
+        """The id that the environment was opened with."""
+        self.secrets = environment.secrets
+        """Names of the environment variables that it declares as its secrets."""
         self._version = version
         self._playing: dict[str, asyncio.Task[Rollout]] = {}
         self._stopped: set[str] = set()
         """Ids of the rollouts in `_playing` that were asked to stop."""
         self._load_deadline_s = load_deadline_s
         self._watch = LoopWatch(own_folder=class_folder(type(environment)))
-
-    @property
-    def name(self) -> str:
-        """The id that the environment was opened with."""
-        return self._name
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Names of the environment variables that it declares as its secrets."""
-        return self._environment.secrets
 
     def tell_secrets(self, tell: Callable[[tuple[str, ...]], object]) -> None:
         """Call `tell` with the names of its secrets, if it has any."""
@@ -86,7 +79,7 @@ class InProcessEnvironment:
         environment = self._environment
         sources = await self._sources()
         return EnvironmentDescription(
-            name=self._name,
+            name=self.name,
             version=self._version,
             reward_min=environment.reward_min,
             reward_max=environment.reward_max,
@@ -141,16 +134,16 @@ class InProcessEnvironment:
 
     async def gold(self, split: Split, index: int) -> Rollout | None:
         """Return the scored rollout of the gold answer; None when there is none."""
-        return await play_gold(self._environment, self._name, split, index)
+        return await play_gold(self._environment, self.name, split, index)
 
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play and score one rollout."""
         self._watch.deadline_s = request.deadline_s
         self._watch.start()
         if request.saved is None:
-            played = play_rollout(self._environment, self._name, request, policy)
+            played = play_rollout(self._environment, self.name, request, policy)
         else:
-            played = rescore_rollout(self._environment, self._name, request, request.saved)
+            played = rescore_rollout(self._environment, self.name, request, request.saved)
         with self._asking():
             context = self._noted(request)
         task = asyncio.get_running_loop().create_task(played, context=context)
@@ -164,8 +157,8 @@ class InProcessEnvironment:
                 await asyncio.wait([task])
                 raise
             if request.rollout_id not in self._stopped:
-                return stray_cancelled(self._name, request)
-            return as_cancelled(request.rollout(self._name))
+                return stray_cancelled(self.name, request)
+            return as_cancelled(request.rollout(self.name))
         finally:
             self._playing.pop(request.rollout_id, None)
             self._stopped.discard(request.rollout_id)
@@ -176,7 +169,7 @@ class InProcessEnvironment:
         if self._hold_watch is not None:
             late_s = LATE_SCORE_S if request.scores_at_deadline else 0.0
             played = (
-                f"rollout {request.rollout_id} (example {request.example_index} of {self._name})"
+                f"rollout {request.rollout_id} (example {request.example_index} of {self.name})"
             )
             noted = Request(
                 self._hold_watch.start(),

@@ -94,7 +94,8 @@ class EnvironmentPool:
         None = there is no record. Local workers then get those in the first one's greeting.
         """
         self.agreement = Agreement(identity, secrets)
-        self._name = name
+        self.name = name
+        """The id that the environment was opened with."""
         self._settings = settings
         self._processes = processes
         self._seats = [_Seat(place) for place in places]
@@ -115,11 +116,6 @@ class EnvironmentPool:
         self._unreserved = asyncio.Event()
         self.on_replaced: Callable[[str], None] = lambda why: None
         """Called with the reason when a worker is replaced; must be quick, and must not fail."""
-
-    @property
-    def name(self) -> str:
-        """The id that the environment was opened with."""
-        return self._name
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -166,7 +162,7 @@ class EnvironmentPool:
         if request.rollout_id in self._suspects:
             return await self._play_alone(request, policy)
         worker = await self._least_busy()
-        rollout = await worker.play(self._name, request, policy)
+        rollout = await worker.play(self.name, request, policy)
         self._num_finished += 1
         if rollout.is_lost and request.rollout_id in worker.suspects:
             self._suspects.add(request.rollout_id)
@@ -177,7 +173,7 @@ class EnvironmentPool:
         async with self._alone:
             try:
                 worker = await self._emptied()
-                rollout = await worker.play(self._name, request, policy)
+                rollout = await worker.play(self.name, request, policy)
             finally:
                 self._reserved = None
                 self._unreserved.set()
@@ -294,7 +290,7 @@ class EnvironmentPool:
         """Return the least busy worker; waits for one to start when there is none."""
         while True:
             if self._is_closed:
-                raise EnvironmentProcessError(f"the workers of {self._name} are closed")
+                raise EnvironmentProcessError(f"the workers of {self.name} are closed")
             if self._watcher is None:
                 self._watcher = asyncio.create_task(self._watch())
             for seat in self._seats:
@@ -309,7 +305,7 @@ class EnvironmentPool:
             starting = [seat.starting for seat in self._seats if seat.starting is not None]
             if not starting:
                 raise EnvironmentProcessError(
-                    f"no worker of {self._name} can be kept alive; gave up after "
+                    f"no worker of {self.name} can be kept alive; gave up after "
                     f"{self._processes.max_restarts + 1} attempts in a row. The last error: "
                     f"{self._seats[0].last_words}"
                 )

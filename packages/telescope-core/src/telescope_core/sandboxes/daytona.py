@@ -118,11 +118,7 @@ class _DaytonaBox:
     def __init__(self, client: Any, box: Any) -> None:
         self._client = client
         self._box = box
-
-    @property
-    def id(self) -> str:
-        """Its id at Daytona."""
-        return str(self._box.id)
+        self.id = str(box.id)
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; its output streams are merged."""

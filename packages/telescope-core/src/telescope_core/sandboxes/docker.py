@@ -232,12 +232,8 @@ class _Container:
 
     def __init__(self, container: Any, call: Callable[..., Any]) -> None:
         self._container = container
+        self.id = str(container.short_id)
         self._call = call
-
-    @property
-    def id(self) -> str:
-        """Its short id."""
-        return str(self._container.short_id)
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command in it."""

@@ -74,11 +74,7 @@ class _E2bBox:
 
     def __init__(self, box: Any) -> None:
         self._box = box
-
-    @property
-    def id(self) -> str:
-        """Its id at E2B."""
-        return str(self._box.sandbox_id)
+        self.id = str(box.sandbox_id)
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; the SDK raises for every exit code but 0."""

@@ -81,11 +81,7 @@ class _ModalBox:
 
     def __init__(self, box: Any) -> None:
         self._box = box
-
-    @property
-    def id(self) -> str:
-        """Its id at Modal."""
-        return str(self._box.object_id)
+        self.id = str(box.object_id)
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command."""

@@ -106,12 +106,7 @@ class _PrimeBox:
 
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
-        self._name = name
-
-    @property
-    def id(self) -> str:
-        """Its id at Prime."""
-        return self._name
+        self.id = name
 
     async def shell(self, command: str, timeout_s: float) -> ShellAnswer:
         """Run a command; if it runs out of memory, it fails and the sandbox does not."""
@@ -119,7 +114,7 @@ class _PrimeBox:
         with _translate_errors():
             try:
                 done = await self._client.execute_command(
-                    self._name, command, timeout=math.ceil(timeout_s)
+                    self.id, command, timeout=math.ceil(timeout_s)
                 )
             except sdk.SandboxOOMError:
                 return ShellAnswer(exit_code=KILLED, output="")
@@ -129,7 +124,7 @@ class _PrimeBox:
         """Write a file."""
         name = path.rsplit("/", 1)[-1]
         with _translate_errors():
-            await self._client.upload_bytes(self._name, path, content, name)
+            await self._client.upload_bytes(self.id, path, content, name)
 
     async def download(self, path: str) -> bytes:
         """Return the content of a file as bytes; the SDK itself returns only text."""
@@ -139,7 +134,7 @@ class _PrimeBox:
         """End it."""
         try:
             with _translate_errors():
-                await self._client.delete(self._name)
+                await self._client.delete(self.id)
         except SandboxError as error:
             if f"HTTP {_NOT_FOUND}" not in str(error):
                 raise

@@ -115,9 +115,10 @@ class RemoteSandbox:
         on_closed: Callable[["RemoteSandbox"], None],
     ) -> None:
         """`on_closed` is called when the service has ended it."""
+        self.id = service.id
+        self.measures = measures
         self._service = service
         self._spec = spec
-        self._measures = measures
         self._on_closed = on_closed
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -126,20 +127,10 @@ class RemoteSandbox:
         self._is_broken = False
 
     @property
-    def id(self) -> str:
-        """Name of the sandbox at its service."""
-        return self._service.id
-
-    @property
     def is_alive(self) -> bool:
         """Whether it is open and within its time to live."""
         is_in_time = time.monotonic() < self._ends_s
         return self._closing is None and not self._is_broken and is_in_time
-
-    @property
-    def measures(self) -> Mapping[str, str]:
-        """The means by which each limit is set, by its name."""
-        return self._measures
 
     async def run(
         self,

@@ -125,12 +125,13 @@ class LocalSandbox:
         on_closed: Callable[["LocalSandbox"], None],
     ) -> None:
         """`watched_bytes`: memory limit to watch if no control group sets it; else 0."""
+        self.id = f"local-{started.pid}"
+        self.measures = measures
         self._started = started
         self._group = group
         self._spec = spec
         self._watched_bytes = watched_bytes
         self._environment = environment
-        self._measures = measures
         self._on_closed = on_closed
         self._lock = asyncio.Lock()
         self._ended: StopCause | None = None
@@ -139,19 +140,9 @@ class LocalSandbox:
         self._expiry = loop.call_later(spec.time_to_live_s, self._expire)
 
     @property
-    def id(self) -> str:
-        """Process id of its first process."""
-        return f"local-{self._started.pid}"
-
-    @property
     def is_alive(self) -> bool:
         """Whether further commands can run."""
         return self._ended is None and self._closing is None
-
-    @property
-    def measures(self) -> Mapping[str, str]:
-        """The means that holds each limit, by its name."""
-        return self._measures
 
     async def run(
         self,
