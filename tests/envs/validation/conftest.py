@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core import Environment
-from telescope_core.probes.job import Answers
+from telescope_core.probes.answers import Answers
 from telescope_core.probes.leakage import look_for_leaks
 from telescope_core.probes.load import (
     build,

@@ -10,7 +10,7 @@ import pytest
 from tests.envs.validation.test_reward_faults import Sums
 
 from telescope_core import reward
-from telescope_core.probes.job import Answers
+from telescope_core.probes.answers import Answers
 from telescope_core.probes.meter import Cut, Limits, Look, Meter, MeteredSpan, own_time_s
 from telescope_core.probes.reward import check_rewards
 from telescope_envs.validation import Outcome, Verdict

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.base.types import Rollout, RolloutStatus, StopReason
+from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import (
     CHECK_OF_KIND,
     GOLD,
@@ -20,7 +21,6 @@ from telescope_core.probes.completions import (
     NOTHING,
     Try,
 )
-from telescope_core.probes.job import Answers
 from telescope_core.probes.meter import Cut
 
 MARGIN = 0.25

@@ -33,8 +33,8 @@ from telescope_core.environments import Environment, Episode, ToolEnvironment
 from telescope_core.environments.hooks import of_kind
 from telescope_core.environments.tool_calls import ToolFailure
 from telescope_core.playing.rollout import play_rollout
+from telescope_core.probes.answers import Answers, described
 from telescope_core.probes.completions import Form, ShownExample, Try, form_of
-from telescope_core.probes.job import Answers, described
 from telescope_core.probes.judging import require_enough
 from telescope_core.probes.meter import Limits, Meter
 from telescope_core.probes.playing import (

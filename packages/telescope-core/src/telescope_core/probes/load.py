@@ -19,8 +19,8 @@ from telescope_core.environments.building import class_location
 from telescope_core.environments.settings import read_settings
 from telescope_core.environments.sources import is_source
 from telescope_core.finding.locate import load_environment_class
+from telescope_core.probes.answers import Answers, Job
 from telescope_core.probes.guards import AUDIT_HOOK, Guard, cut_off_network
-from telescope_core.probes.job import Answers, Job
 from telescope_core.probes.meter import (
     Cut,
     Limits,

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from telescope_core.finding.locate import load_environment_class
+from telescope_core.probes.answers import Answers, Job
 from telescope_core.probes.guards import cut_off_network, end_with_parent
-from telescope_core.probes.job import Answers, Job
 from telescope_core.probes.leakage import look_for_leaks
 from telescope_core.probes.load import run_load
 from telescope_core.probes.near_gold import run_near_gold

@@ -21,8 +21,8 @@ from telescope_core.graders.mathematics.values import (
     ValueKind,
     read_value,
 )
+from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import GOLD, ShownExample, Try
-from telescope_core.probes.job import Answers
 from telescope_core.probes.judging import LUCK, Played, require_enough
 from telescope_core.probes.meter import Limits, Meter, slowness
 from telescope_core.probes.playing import asked_of, play_in_turn

@@ -12,9 +12,9 @@ from telescope_core.environments import Environment
 from telescope_core.environments.loop_watch import Block, LoopWatch
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.rollout import play_rollout
+from telescope_core.probes.answers import Answers, Job, described
 from telescope_core.probes.completions import CHECK_OF_KIND, GOLD, HUGE, ShownExample, Try, tries_of
 from telescope_core.probes.guards import Guard, cut_off_network
-from telescope_core.probes.job import Answers, Job, described
 from telescope_core.probes.judging import (
     Played,
     Range,

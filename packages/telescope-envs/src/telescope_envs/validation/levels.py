@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from telescope_core.base.secret_names import require_own_secrets, secrets_line, shown_name
-from telescope_core.probes.job import Kind
+from telescope_core.probes.answers import Kind
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.fixture_hub import TOKEN
 from telescope_envs.validation.processes import ProbePlace, ProbeReply, Task, make_job, run_together

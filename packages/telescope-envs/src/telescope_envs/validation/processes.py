@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from packaging.metadata import parse_email
 
 from telescope_core.base.errors import TelescopeError
-from telescope_core.probes.job import Job, Kind
+from telescope_core.probes.answers import Job, Kind
 from telescope_envs.install.data import python_of
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.install.requirements import CORE, direct_needs

@@ -1,4 +1,4 @@
-"""`Job`: the task of a probe, as the validating process sends it in JSON, and its `Answers`.
+"""`Job`: the task of a probe, as the validating process sends it in JSON; and its `Answers`.
 
 Answers are JSON lines in a file, so that they survive the death of the probe.
 """
