@@ -100,6 +100,7 @@ test("labels of bytes are round in their unit", () => {
   assert.deepEqual(found, [0, 2, 4, 6, 8]);
   const narrow = byteTicks(12 * 2 ** 30, 12.004 * 2 ** 30, 4);
   assert.deepEqual(distinct(narrow, formatBytes).map(formatBytes), ["12 GiB"]);
+  assert.deepEqual(distinct([0.5, 1.5], formatNumber), [0.5, 1.5]);
 });
 
 test("a rollout is seen on the timeline, whole or by its longest call", () => {

@@ -60,7 +60,8 @@ export function ticks(from: number, to: number, count: number): number[] {
 
 /** Those of `values` whose text differs from that of the one before: an axis says nothing twice. */
 export function distinct(values: number[], format: (value: number) => string): number[] {
-  const texts = values.map(format);
+  // Not `map(format)`: a format may take more than the value, such as a number of digits.
+  const texts = values.map((value) => format(value));
   return values.filter((_, at) => texts[at] !== texts[at - 1]);
 }
 
