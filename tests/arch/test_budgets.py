@@ -85,7 +85,7 @@ BROAD_EXCEPT = {
         f"packages/telescope-core/src/telescope_core/environments/{name}.py": (
             "raised again as an error that names the author's code"
         )
-        for name in ("attribute_checks", "building", "author_errors")
+        for name in ("building", "author_errors")
     },
     "packages/telescope-core/src/telescope_core/environments/sources.py": (
         "whatever an author's code raises is told with its file and line"
@@ -120,9 +120,9 @@ BROAD_EXCEPT = {
 }
 """Where everything is caught, and why. A handler that raises again is not counted."""
 
-LINES = {"core": 40500, "adapters": 6200, "train": 48900, "envs": 17700, "cli": 7400, "ui": 8850}
+LINES = {"core": 40000, "adapters": 6100, "train": 47300, "envs": 17450, "cli": 6900, "ui": 8700}
 """Most lines of each package. A feature that needs more raises it; a merge lowers it."""
-CALLED_ONCE = {"core": 75, "adapters": 13, "train": 135, "envs": 52, "cli": 25, "ui": 42}
+CALLED_ONCE = {"core": 74, "adapters": 8, "train": 134, "envs": 48, "cli": 13, "ui": 31}
 """Most private functions of 8 lines or fewer that are named once, where they are called: a new one
 is written where it is used. The number only falls."""
 

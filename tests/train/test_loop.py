@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from telescope_core.base.attempts import MAX_FAILED
+from telescope_core.base.retries import MAX_FAILED
 from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.records import Resume, RunFolder
 from telescope_core.scripted import ScriptedClient

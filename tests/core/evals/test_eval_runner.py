@@ -20,8 +20,8 @@ from telescope_core import (
     metric,
     reward,
 )
-from telescope_core.base.attempts import MAX_LOST
 from telescope_core.base.collector import rare_collections
+from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, run_eval
 from telescope_core.evals.result import result_of

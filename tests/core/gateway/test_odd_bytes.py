@@ -13,7 +13,7 @@ import pytest
 
 from telescope_adapters.verifiers_tasks import Playing, PolicyShim
 from telescope_core.environments import Episode
-from telescope_core.gateway import Gateway, chat_server
+from telescope_core.gateway import Gateway, listener
 from telescope_core.gateway.messages import MAX_MESSAGES
 from telescope_core.gateway.refusal import MAX_SHOWN
 from telescope_core.gateway.request import ChatRequest
@@ -126,7 +126,7 @@ VALUES = [
 
 @pytest.mark.slow
 async def test_odd_bytes_in_any_header_are_refused_as_openai_refuses(door, caplog, monkeypatch):
-    monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
+    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
     drawn = random.Random(0)
     values = [*VALUES, *(drawn.randbytes(drawn.randrange(1, 20)) for _ in range(10))]
     with caplog.at_level(logging.INFO):
@@ -233,7 +233,7 @@ async def test_a_wrong_key_is_refused_before_the_body_comes(door, key):
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_comes(door):
-    length = chat_server.MAX_REQUEST_BYTES + 1
+    length = listener.MAX_REQUEST_BYTES + 1
     status, body = await answered(door, request_of(door, b"", length=length))
     assert (status, body["error"]["code"]) == (413, "request_too_large")
 
@@ -247,7 +247,7 @@ async def test_more_messages_than_any_rollout_has_are_refused(door):
 
 @pytest.mark.slow
 async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch):
-    monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
+    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
     silent, begun, asked = [
         await asyncio.open_connection("127.0.0.1", port) for port in [door.port] * 3
     ]
@@ -263,6 +263,6 @@ async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch
 
 @pytest.mark.slow
 async def test_a_body_that_does_not_come_is_given_up(door, monkeypatch):
-    monkeypatch.setattr(chat_server, "MAX_SECONDS_IDLE", 0.2)
+    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
     status, body = await answered(door, request_of(door, GOOD[:3], length=len(GOOD)))
     assert (status, body["error"]["code"]) == (408, "request_timeout")

@@ -12,8 +12,8 @@ from telescope_core import (
     StopReason,
     reward,
 )
-from telescope_core.base.attempts import play_with_attempts
 from telescope_core.base.protocols import LATE_SCORE_S
+from telescope_core.base.retries import play_with_attempts
 from telescope_core.errors import ContextLengthError, EndpointError, JudgeError
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.gateway.policies import RecordedEnvironment, RecordingPolicy

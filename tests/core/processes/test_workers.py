@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.processes import command_of
 from wire_cases import IMPATIENT, request
 
-from telescope_core.base.attempts import MAX_LOST, play_with_attempts
+from telescope_core.base.retries import MAX_LOST, play_with_attempts
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import (

@@ -17,7 +17,7 @@ from telescope_core import (
     cleanup,
     reward,
 )
-from telescope_core.base.attempts import play_with_attempts
+from telescope_core.base.retries import play_with_attempts
 from telescope_core.errors import UnknownNameError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.sandboxes import EpisodeSandboxes, SandboxError, SandboxSpec

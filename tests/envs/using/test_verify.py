@@ -14,7 +14,7 @@ from tests.envs.using.conftest import lock_of
 
 from telescope_core.errors import RegistryError
 from telescope_envs.install.packages import dependency_tree
-from telescope_envs.install.verify import (
+from telescope_envs.install.verify_installed import (
     FindingKind,
     changed_byte_code,
     compared,

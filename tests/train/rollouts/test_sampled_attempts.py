@@ -21,7 +21,7 @@ from telescope_core import (
     TelescopeError,
     reward,
 )
-from telescope_core.base.attempts import MAX_FAILED
+from telescope_core.base.retries import MAX_FAILED
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion

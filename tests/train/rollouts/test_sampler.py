@@ -22,7 +22,7 @@ from telescope_core import (
     group_reward,
     reward,
 )
-from telescope_core.base.attempts import MAX_FAILED
+from telescope_core.base.retries import MAX_FAILED
 from telescope_core.environments.held import Watched
 from telescope_core.environments.running import CURRENT, Notes, Request
 from telescope_core.errors import EndpointAccessError, RolloutCrashError, TemplateLossError

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
 from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, function_tool
-from telescope_core.base.attempts import is_too_long
 from telescope_core.base.errors import (
     ContextLengthError,
     EndpointError,
@@ -30,10 +29,11 @@ from telescope_core.base.errors import (
     TelescopeError,
     unknown_name,
 )
+from telescope_core.base.retries import is_too_long
 from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.gateway.chat_server import reply_json
+from telescope_core.gateway.listener import reply_json
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
 """Errors of reward functions in the running rollout, with their names."""

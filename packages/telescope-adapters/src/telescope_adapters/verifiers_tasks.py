@@ -22,7 +22,7 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError, Telesc
 from telescope_core.base.types import Example, Split, StopReason
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
-from telescope_core.gateway.chat_server import ChatServer, answer_chat, read_chat
+from telescope_core.gateway.listener import ChatServer, answer_chat, read_chat
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import read_request
 

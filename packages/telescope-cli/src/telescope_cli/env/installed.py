@@ -11,7 +11,7 @@ import typer
 from telescope_cli.env.options import JsonOption, complete_installed, progress
 from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.packages import DependencyNode, dependency_tree, packages_of
-from telescope_envs.install.verify import Verification, compared, verify
+from telescope_envs.install.verify_installed import Verification, compared, verify
 from telescope_envs.locator import requirements_of, usable_ids
 
 _MOST_SHOWN = 20

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from telescope_core.base.attempts import says_too_long
 from telescope_core.base.chains import ChainRecorder
 from telescope_core.base.errors import ConfigError, EndpointAccessError, EndpointError, unknown_name
 from telescope_core.base.messages import message_to_json
 from telescope_core.base.protocols import Policy
+from telescope_core.base.retries import says_too_long
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.base.types import ChatEndpoint, Completion, Message, Sampling, Tools
 from telescope_core.chat.http import HttpPool, RequestLimits

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.base.attempts import play_with_attempts
 from telescope_core.base.errors import (
     EndpointError,
     EnvironmentProcessError,
@@ -18,6 +17,7 @@ from telescope_core.base.errors import (
     NotGradedError,
 )
 from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, EnvironmentClient, PlayRequest
+from telescope_core.base.retries import play_with_attempts
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
     Example,

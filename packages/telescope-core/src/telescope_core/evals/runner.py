@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.base.attempts import as_failed, play_with_attempts, require_others
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
+from telescope_core.base.retries import as_failed, play_with_attempts, require_others
 from telescope_core.base.types import Group, Rollout, RolloutStatus
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of

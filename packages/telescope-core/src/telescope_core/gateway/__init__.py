@@ -1,5 +1,6 @@
 """The gateway: an endpoint for each rollout, as OpenAI's and Anthropic's clients expect it."""
 
+from telescope_core.gateway.gateway import Gateway, Session
 from telescope_core.gateway.policies import (
     ForwardingPolicies,
     RecordedEnvironment,
@@ -8,7 +9,6 @@ from telescope_core.gateway.policies import (
     forwarding,
     recording,
 )
-from telescope_core.gateway.server import Gateway, Session
 
 __all__ = [
     "ForwardingPolicies",

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from telescope_core.base.attempts import as_cancelled, as_failed, is_too_long
 from telescope_core.base.errors import (
     EndpointError,
     EndpointLostError,
@@ -21,6 +20,7 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.messages import agent_of
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
+from telescope_core.base.retries import as_cancelled, as_failed, is_too_long
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
@@ -34,6 +34,7 @@ from telescope_core.base.types import (
 )
 from telescope_core.chat.client import ChatClient, sampling_fields
 from telescope_core.chat.trouble import Watch, watching
+from telescope_core.gateway.gateway import Gateway, Session
 from telescope_core.gateway.messages import read_loosely
 from telescope_core.gateway.refusal import Refusal, is_empty, unsupported
 from telescope_core.gateway.request import (
@@ -44,7 +45,6 @@ from telescope_core.gateway.request import (
     include_usage,
     max_tokens_of,
 )
-from telescope_core.gateway.server import Gateway, Session
 
 
 class Recorder:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from telescope_core.base.attempts import is_too_long
 from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import (
     ConfigError,
@@ -23,6 +22,7 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_core.base.messages import agent_of, message_to_json
+from telescope_core.base.retries import is_too_long
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,

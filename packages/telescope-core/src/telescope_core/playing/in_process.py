@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, copy_context
 from dataclasses import replace
 
-from telescope_core.base.attempts import as_cancelled, as_failed
 from telescope_core.base.code_places import location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError, StrayCancelError
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.retries import as_cancelled, as_failed
 from telescope_core.base.types import (
     EnvironmentDescription,
     Example,

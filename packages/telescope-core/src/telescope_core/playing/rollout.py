@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from telescope_core.base.attempts import as_failed, is_too_long
 from telescope_core.base.code_places import is_authors, location_of
 from telescope_core.base.errors import (
     ConfigError,
@@ -25,6 +24,7 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
+from telescope_core.base.retries import as_failed, is_too_long
 from telescope_core.base.scoring_events import scoring_begins
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (

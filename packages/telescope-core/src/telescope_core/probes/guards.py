@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from telescope_core.sandboxes.local.command_line import UNPRIVILEGED_ID
+from telescope_core.sandboxes.local.bubblewrap import UNPRIVILEGED_ID
 
 _SET_PARENT_DEATH_SIGNAL = 1
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000

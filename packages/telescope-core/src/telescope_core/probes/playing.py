@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from telescope_core.base.attempts import as_failed
 from telescope_core.base.protocols import PlayRequest, Policy
+from telescope_core.base.retries import as_failed
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
     ChatEndpoint,

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from telescope_core.base.attempts import as_cancelled, as_failed
 from telescope_core.base.errors import (
     EndpointError,
     EnvironmentProcessError,
@@ -31,6 +30,7 @@ from telescope_core.base.protocols import (
     PlayRequest,
     Policy,
 )
+from telescope_core.base.retries import as_cancelled, as_failed
 from telescope_core.base.scoring_events import Listener, who_hears_of_scoring
 from telescope_core.base.terminal import foreign
 from telescope_core.base.types import LOST_TO, Completion, Rollout, StopReason, Turn

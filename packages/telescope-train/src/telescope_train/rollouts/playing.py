@@ -2,7 +2,7 @@
 
     play         waits for the group; after a rejection it plays another draw in its place
     _all         a task per rollout; one whose tokens become too old is stopped and played again
-    _rollout     attempts, until one of them is final by the rule of `base.attempts`
+    _rollout     attempts, until one of them is final by the rule of `base.retries`
     _attempt     waits for a slot, then for the environment, which asks the policy
 
 Each waits for the one below it.
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from telescope_core.base.attempts import ends_all, play_with_attempts, require_others
 from telescope_core.base.errors import EnvironmentProcessError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
+from telescope_core.base.retries import ends_all, play_with_attempts, require_others
 from telescope_core.base.scoring_events import hearing_of_scoring
 from telescope_core.base.types import (
     Group,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from telescope_core.sandboxes.local.command_line import Interpreter
+from telescope_core.sandboxes.local.bubblewrap import Interpreter
 from telescope_core.sandboxes.protocol import SandboxUnavailableError
 
 _ASK = """

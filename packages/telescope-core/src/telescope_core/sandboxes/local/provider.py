@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from telescope_core.sandboxes.local import seccomp
+from telescope_core.sandboxes.local.bubblewrap import InnerLimits, variables_of
 from telescope_core.sandboxes.local.cgroups import (
     ControlGroup,
     Controllers,
     usable_controllers,
 )
-from telescope_core.sandboxes.local.command_line import InnerLimits, variables_of
 from telescope_core.sandboxes.local.interpreter import compiled, find_interpreter
 from telescope_core.sandboxes.local.sandbox import LocalSandbox
 from telescope_core.sandboxes.local.started import Ingredients, Started, Template, start, started_by

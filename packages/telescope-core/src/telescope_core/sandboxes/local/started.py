@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telescope_core.sandboxes.local.command_line import (
+from telescope_core.sandboxes.local.bubblewrap import (
     Descriptors,
     InnerLimits,
     Interpreter,

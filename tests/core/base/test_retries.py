@@ -3,7 +3,7 @@
 import pytest
 from tests.core.one_rollout import One, play
 
-from telescope_core.base.attempts import (
+from telescope_core.base.retries import (
     MAX_FAILED,
     MAX_LOST,
     play_with_attempts,

@@ -14,13 +14,13 @@ import msgspec
 from aiohttp import web
 
 from telescope_core.base.addresses import in_url
-from telescope_core.base.attempts import says_too_long
 from telescope_core.base.errors import (
     ConfigError,
     ContextLengthError,
     EndpointAccessError,
     EndpointError,
 )
+from telescope_core.base.retries import says_too_long
 from telescope_core.base.types import Completion, Message, ToolCall
 from telescope_core.gateway.anthropic_reply import error_json
 from telescope_core.gateway.refusal import Refusal

@@ -16,7 +16,7 @@ from aiohttp import web
 from telescope_core.base.types import ChatEndpoint, Completion, Sampling
 from telescope_core.gateway.anthropic_reply import message_events, message_json
 from telescope_core.gateway.anthropic_request import read_anthropic
-from telescope_core.gateway.chat_server import (
+from telescope_core.gateway.listener import (
     ChatServer,
     answer_chat,
     answer_events,
