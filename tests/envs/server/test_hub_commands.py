@@ -1,6 +1,8 @@
 """`telescope hub namespace`, `token` and `alias`: what an operator types."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.envs.projects import toy_publication
@@ -52,6 +54,19 @@ def test_a_token_is_revoked_by_its_id(hub):
     code, _, said = hub("token", "revoke", made["token"])
     assert code == 2
     assert made["token"] not in said, "an error never shows a secret"
+
+
+def test_tokens_need_none_of_the_packages_that_serve(hub, tmp_path):
+    hub("namespace", "add", "acme")
+    program = """
+import sys
+sys.modules |= dict.fromkeys(("fastapi", "starlette", "uvicorn", "python_multipart"))
+from telescope_cli import main
+main.main(["hub", "token", "list", "--json", "--data", sys.argv[1]])
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-from fastapi import Request
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.database import Database
 from telescope_envs.server.refusals import Limit, Refusal
+
+if TYPE_CHECKING:
+    # Tokens are made and revoked without the packages that serve.
+    from fastapi import Request
 
 PREFIX = "tsh_"
 LOOKS_LIKE_A_TOKEN = re.compile(r"tsh_[A-Za-z0-9_-]{20,}")
@@ -181,7 +184,7 @@ class Callers:
         self.is_private = is_private
         self._failed = Limit("refused tokens", _FAILED_LOGINS, 60.0)
 
-    def reader(self, request: Request) -> CallerToken | None:
+    def reader(self, request: "Request") -> CallerToken | None:
         """Return the token of a read request, if any; raises Refusal when it may not read."""
         secret = _secret(request)
         if secret:
@@ -190,7 +193,7 @@ class Callers:
             raise _unauthorized("this registry is private, and the request has no token")
         return None
 
-    def of(self, request: Request, scope: Scope) -> CallerToken:
+    def of(self, request: "Request", scope: Scope) -> CallerToken:
         """Return the token of a request that needs `scope`; raises Refusal when it has none."""
         host = request.client.host if request.client else ""
         self._failed.require(host)
@@ -245,7 +248,7 @@ def refuse_token_in_address(path: str, query: str) -> None:
         )
 
 
-def _secret(request: Request) -> str:
+def _secret(request: "Request") -> str:
     """Return the secret in the request: a bearer token, or a password as pip and uv send it."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
