@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -78,6 +79,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if any(f"not {kind}" in asked and f"mark.{kind}" in whole for kind in _KINDS):
         return True
     return None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_draws_the_same_in_each_file() -> None:
+    """Begin torch's own random numbers again: what a test draws depends on no file before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface
 
 from telescope_core.errors import ConfigError
@@ -13,6 +14,7 @@ from telescope_train.backends import progress
 from telescope_train.backends.progress import learning_rate_factor
 from telescope_train.diagnostics.rank_checks import Tolerance, check_packing, check_rank
 from telescope_train.models.head_check import HEAD_LIMIT
+from telescope_train.models.tiny import make_tiny_model
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -168,3 +170,17 @@ def test_learning_rate_schedules(schedule, expected):
         for step in range(len(expected))
     ]
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_what_float32_rounds_of_a_large_log_prob_is_no_fault(start, tmp_path):
+    """Log-probs travel in float32; a model in float64 that is sure of itself has large ones."""
+    folder = make_tiny_model(tmp_path / "tiny", seed=0)
+    weights = load_file(folder / "model.safetensors")
+    head = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
+    save_file(
+        {**weights, head: 400 * weights[head]}, folder / "model.safetensors", {"format": "pt"}
+    )
+    worker = start(backend_settings(folder, dtype="float64"))
+    one = next(test for test in worker.self_tests if test.name == "importance weight is 1")
+    assert 1e-6 < one.value <= one.limit < 1e-3
