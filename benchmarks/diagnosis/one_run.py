@@ -111,7 +111,7 @@ class Case:
 
         That engine is slow where answers are long: the run would wait for it, as a rule then says.
         """
-        return self.num_servers > 1 or self.model != "start"
+        return self.num_servers > 1 or bool(self.vllm) or self.model != "start"
 
     @property
     def planted_after(self) -> int:

@@ -262,5 +262,5 @@ def test_runs_are_found_in_folders_below_and_links_out_are_named(tmp_path, datab
     (opened / "sweep" / "out").symlink_to(elsewhere)
     runs = Runs([opened], database)
     assert sorted(run.key for run in runs.all()) == ["a", "seed0", "seed1"]
-    assert [link.name for link in runs.left_out()] == ["out"]
+    assert [link.name for link in runs.left_out] == ["out"]
     runs.close()

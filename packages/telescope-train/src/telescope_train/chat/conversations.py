@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.base.chains import SampledTokens
-from telescope_core.base.types import Message
+from telescope_core.base.types import Message, Tools
 from telescope_train.chat.formats import same_message
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.chat.rendering import Tools
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.types import EnvironmentDescription, JsonValue, Message, ToolCall
+from telescope_core.base.types import EnvironmentDescription, JsonValue, Message, ToolCall, Tools
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import PROBE_TOOLS, Use, keeps_text_with_calls, uses_declared
 from telescope_train.chat.renderer import Renderer
-from telescope_train.chat.rendering import Tools
 from telescope_train.config.schema import TrainConfig
 
 _SYSTEM = Message(role="system", content="Look up towns.")

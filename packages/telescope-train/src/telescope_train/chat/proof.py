@@ -12,11 +12,11 @@ from enum import StrEnum
 from functools import partial
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.types import Message, ToolCall
+from telescope_core.base.types import Message, ToolCall, Tools
 from telescope_train.chat.formats import ParsedReply, same_words
 from telescope_train.chat.formats.choose import NO_CALLS
 from telescope_train.chat.formats.thinking import NO_REASONING
-from telescope_train.chat.rendering import Rendering, Tools, written_turn
+from telescope_train.chat.rendering import Rendering, written_turn
 from telescope_train.chat.special_tokens import turn_end, wrong_end
 
 _SYSTEM = Message(role="system", content="Speak of the harbor of Quillberg.")

@@ -15,14 +15,14 @@ from typing import Any
 import orjson
 
 from telescope_core.base.errors import ConfigError, TemplateLossError
-from telescope_core.base.types import Message, ToolCall
+from telescope_core.base.types import Message, ToolCall, Tools
 from telescope_core.parsers.tool_calls import CallText
 from telescope_train.chat.encoder import Encoder
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.formats.thinking import NO_REASONING
 from telescope_train.chat.proof import Use, refusal, thinking_mark, uses_of
-from telescope_train.chat.rendering import Rendering, Tools
+from telescope_train.chat.rendering import Rendering
 from telescope_train.chat.special_tokens import decoded, no_end, turn_end
 from telescope_train.chat.template import require_thinking_choice, template_text
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer

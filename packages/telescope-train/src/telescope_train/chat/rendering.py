@@ -12,15 +12,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.types import JsonValue, Message, ToolCall
+from telescope_core.base.types import Message, ToolCall, Tools
 from telescope_train.chat.formats import ParsedReply, ReplyFormat, choose_format
 from telescope_train.chat.formats.choose import AUTO
 from telescope_train.chat.message_form import REFUSALS, message_form
 from telescope_train.chat.special_tokens import SpecialTokens
 from telescope_train.chat.template import template_text
 
-Tools = Sequence[dict[str, JsonValue]]
-"""Functions in the form of OpenAI's chat API."""
 _ANYBODY = (Message(role="user", content="hello"),)
 _ANSWER = Message(role="assistant", content="Good day")
 _CALL = ToolCall(id="PROBE1234", name="choose", arguments='{"one": "first"}')

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.types import Message
+from telescope_core.base.types import Message, Tools
 from telescope_train.chat.message_form import message_form
-from telescope_train.chat.rendering import Tools
 from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
 

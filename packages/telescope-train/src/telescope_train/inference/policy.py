@@ -19,7 +19,7 @@ from telescope_core.base.errors import (
     EndpointLostError,
     TemplateLossError,
 )
-from telescope_core.base.types import Completion, JsonValue, Message, Sampling, Turn
+from telescope_core.base.types import Completion, JsonValue, Message, Sampling, Tools, Turn
 from telescope_core.gateway import Gateway, RecordingPolicy
 from telescope_core.gateway.request import OLDER_VERSION, ChatRequest
 from telescope_train.chat.conversations import Conversations
@@ -29,7 +29,6 @@ from telescope_train.inference.pool import RolloutServers, ServerPool
 
 MOST_REMEMBERED = 4096
 """Most prepared prompts that have not been used yet."""
-Tools = Sequence[dict[str, JsonValue]]
 _LOGGER = logging.getLogger(__name__)
 
 

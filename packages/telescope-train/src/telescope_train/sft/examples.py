@@ -18,11 +18,10 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.messages import message_from_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
-from telescope_core.base.types import Message, Rollout, RolloutStatus, Split
+from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
 from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
 from telescope_core.open import open_environment
 from telescope_train.batches.batch import TrainingSample
-from telescope_train.chat.rendering import Tools
 from telescope_train.chat.supervised import RenderedConversation, render_conversations
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig, SftEnvironment

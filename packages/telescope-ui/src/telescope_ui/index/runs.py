@@ -42,18 +42,14 @@ class Runs:
         self._lock = Lock()
         self._known: dict[Path, OneRun] = {}
         self._keys: set[str] = set()
-        self._links: list[Path] = []
+        self.left_out: list[Path] = []
+        """Links in the opened folders that were not followed by the last look."""
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """The opened folders, each once."""
         opened = (*self._own, *self._joined())
         return tuple({os.path.realpath(one): one for one in reversed(opened)}.values())[::-1]
-
-    def left_out(self) -> list[Path]:
-        """Return the links in the opened folders that are not followed."""
-        self.look()
-        return self._links
 
     def close(self) -> None:
         """Stop reading, and close the index files."""
@@ -98,7 +94,7 @@ class Runs:
                     continue
                 found |= {path: (kind, folder) for path, kind in looked.found.items()}
                 links += looked.links
-            self._links = links
+            self.left_out = links
             for path in [path for path in self._known if path not in found]:
                 gone = self._known.pop(path)
                 self._keys.discard(gone.key)

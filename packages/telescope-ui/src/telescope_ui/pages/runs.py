@@ -70,7 +70,7 @@ def runs_page(runs: Runs, *, most_s: float = math.inf) -> JsonObject:
     return {
         "page": "runs",
         "folders": [str(folder) for folder in runs.folders],
-        "left_out": [str(link) for link in runs.left_out()],
+        "left_out": [str(link) for link in runs.left_out],
         "runs": found,
         "seeds": _seeds(found),
         "evals": evals,

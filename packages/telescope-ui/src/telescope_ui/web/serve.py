@@ -101,7 +101,8 @@ def serve(
             lifespan="off",
         )
         sys.stderr.write(exposure(host))
-        for link in runs.left_out():
+        runs.look()
+        for link in runs.left_out:
             said = f"telescope ui: {link} leads out of the folder: name its target to see it\n"
             sys.stderr.write(escaped(said))
         tell(_address(host, number), token, pid=os.getpid(), joined=None)
