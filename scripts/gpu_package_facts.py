@@ -21,9 +21,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "tests" / "contracts" / "gpu_packages.json"
 SOURCES = ROOT / "packages" / "telescope-train" / "src" / "telescope_train"
-PACKAGES = {"vllm": "vllm", "nvidia-ml-py": "pynvml", "flash-attn": "flash_attn"}
+PACKAGES = {
+    "vllm": "vllm",
+    "nvidia-ml-py": "pynvml",
+    "flash-attn": "flash_attn",
+    "flash-attn-4": "flash_attn",
+}
 """Name on the index -> name of the module."""
-MORE_NAMES = ("flash_attn.flash_attn_interface:flash_attn_varlen_func",)
+MORE_NAMES = (
+    "flash_attn.flash_attn_interface:flash_attn_varlen_func",
+    "flash_attn.cute.interface:flash_attn_varlen_func",
+)
 """What transformers calls for us, without an import in our sources."""
 FLAG_CLASSES = (
     "vllm.engine.arg_utils:AsyncEngineArgs",
@@ -195,10 +203,7 @@ def pinned() -> dict[str, str]:
 def archives(folder: Path) -> Library:
     """Return the sources in the wheels and source archives of `folder`."""
     sources: dict[str, str] = {}
-    for path in sorted(folder.glob("*.whl")):
-        with zipfile.ZipFile(path) as wheel:
-            names = [name for name in wheel.namelist() if name.endswith(".py")]
-            sources |= {name: wheel.read(name).decode() for name in names}
+    # Wheels last: the sources of flash-attn hold an older flash-attn-4 too.
     for path in sorted(folder.glob("*.tar.gz")):
         with tarfile.open(path) as archive:
             for member in archive:
@@ -206,6 +211,10 @@ def archives(folder: Path) -> Library:
                 if inside.startswith(tuple(PACKAGES.values())) and inside.endswith(".py"):
                     file = archive.extractfile(member)
                     sources[inside] = file.read().decode() if file else ""
+    for path in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.endswith(".py")]
+            sources |= {name: wheel.read(name).decode() for name in names}
     return Library(sources)
 
 

