@@ -111,6 +111,13 @@ gpu-check: stack ## what a machine with GPUs proves in 10 minutes, each part aga
 gpu-facts: stack ## write the facts of the pinned GPU packages anew (downloads their wheels)
 	$(BIN)/python scripts/gpu_package_facts.py
 
+.PHONY: gpu-compiles
+gpu-compiles: stack ## compile the kernels for GPUs that are not here (downloads 5 GB of CUDA's stack)
+	@. scripts/package_index.sh && $(BIN)/uv venv -q --allow-existing --python $(BIN)/python .venv/cuda && \
+		$(BIN)/uv pip install -q --python .venv/cuda/bin/python --constraints constraints/gpu.txt \
+			-e packages/telescope-core -e 'packages/telescope-train[flash-attn-4]'
+	.venv/cuda/bin/python benchmarks/bench_compiled.py
+
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
 	find packages tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

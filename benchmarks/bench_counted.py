@@ -40,7 +40,11 @@ from telescope_train.models.logprobs import chunked_logprobs
 LAUNCH_S, BYTES_PER_S, FLOPS_PER_S = 6e-6, 2.5e12, 650e12
 """Of the model of an H100 80 GB HBM3: what a launch costs the CPU, and what the GPU can do."""
 ATTENTION_S, ATTENTION_PASSES = 0.141 / 4, 4.5
-"""Measured for a batch of 8,192 tokens of Qwen3 0.6B: forward twice and backward, in forwards."""
+"""Measured for a batch of 8,192 tokens of Qwen3 0.6B: forward twice and backward, in forwards, with
+FlashAttention 2."""
+NEWER = 1.5
+"""How many times as fast FlashAttention 3 is on Hopper at least, as its paper says
+(arXiv:2407.08608); FlashAttention 4 has the same design there."""
 PEAK = 989e12
 BATCHES = 4
 """Of a step, in the predictions."""
@@ -64,14 +68,18 @@ those of torch's operations over lists of tensors.
 {parts}
 
 Steps of {batches} packed batches, predicted for an H100 80 GB HBM3 by the model in the script. The
-predictions are no measurements.
+predictions are no measurements. FlashAttention 2 is as it was measured there, and FlashAttention 4,
+which the CUDA stack brings, is taken to be {newer} times as fast.
 
 {steps}
 
 {facts}
 """
 PARTS_HEAD = ("part", "launches", "before", "MB", "before", "GFLOP of products")
-STEPS_HEAD = ("shape", "tokens of a batch", "recomputed", "tokens/s", "MFU")
+STEPS_HEAD = (
+    *("shape", "tokens of a batch", "recomputed", "tokens/s, FlashAttention 2", "MFU"),
+    *("tokens/s, FlashAttention 4", "MFU"),
+)
 BEFORE = {
     "layer, forward": (54, 297),
     "layer, backward": (103, 694),
@@ -264,8 +272,11 @@ def weights(shape: Shape) -> tuple[Count, Count, Count]:
     return rounding, adding, adamw
 
 
-def step_s(shape: Shape, lengths: list[int], *, recomputed: bool) -> float:
-    """Return the predicted seconds of a step of `BATCHES` rows that hold samples of `lengths`."""
+def step_s(shape: Shape, lengths: list[int], *, recomputed: bool, speed: float = 1.0) -> float:
+    """Return the predicted seconds of a step of `BATCHES` rows that hold samples of `lengths`.
+
+    Attention is `speed` times as fast as it was measured.
+    """
     forward, backward = layer(shape, 1024)
     num_tokens = sum(lengths) // BATCHES  # of a row: its padding is not computed
     factor = num_tokens / 1024
@@ -278,7 +289,7 @@ def step_s(shape: Shape, lengths: list[int], *, recomputed: bool) -> float:
     pairs = sum(one**2 for one in lengths) / sum(one**2 for one in measured)
     pairs *= shape.layers * shape.heads * shape.head_dim
     pairs /= small.layers * small.heads * small.head_dim
-    gpu_s += ATTENTION_S * pairs * (forwards + 2.5) / ATTENTION_PASSES
+    gpu_s += ATTENTION_S / speed * pairs * (forwards + 2.5) / ATTENTION_PASSES
     rounding, adding, adamw = weights(shape)
     gpu_s, launches = gpu_s + adding.gpu_s, launches + adding.launches
     once = rounding.plus(adamw)
@@ -323,6 +334,7 @@ def main() -> None:
     ):
         lengths = sample_lengths(np.random.default_rng(0), seq_len, BATCHES)
         seconds = step_s(shape, lengths, recomputed=recomputed)
+        newer_s = step_s(shape, lengths, recomputed=recomputed, speed=NEWER)
         steps.append(
             {
                 "shape": shape.name,
@@ -330,12 +342,15 @@ def main() -> None:
                 "recomputed": "all" if recomputed else "nothing",
                 "tokens_per_s": sum(lengths) / seconds,
                 "mfu": shape.training_flops(lengths) / seconds / PEAK,
+                "newer_tokens_per_s": sum(lengths) / newer_s,
+                "newer_mfu": shape.training_flops(lengths) / newer_s / PEAK,
             }
         )
     facts = facts_of_run("python benchmarks/bench_counted.py", "torch", "transformers")
     page = NOTE.format(
         tokens=args.tokens,
         batches=BATCHES,
+        newer=NEWER,
         parts=table(PARTS_HEAD, [_part_row(one) for one in parts]),
         steps=table(STEPS_HEAD, [_step_row(one) for one in steps]),
         facts="{facts}",
@@ -358,6 +373,7 @@ def _step_row(step: dict[str, Any]) -> list[str]:
     return [
         *(step["shape"], f"{step['seq_len']:,}", step["recomputed"]),
         *(f"{step['tokens_per_s']:,.0f}", f"{100 * step['mfu']:.0f} %"),
+        *(f"{step['newer_tokens_per_s']:,.0f}", f"{100 * step['newer_mfu']:.0f} %"),
     ]
 
 

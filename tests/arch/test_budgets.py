@@ -45,6 +45,9 @@ BROAD_EXCEPT = {
     "packages/telescope-train/src/telescope_train/models/source.py": (
         "libraries meet a damaged folder with whatever they trip over: the folder is named"
     ),
+    "packages/telescope-train/src/telescope_train/models/attention/choice.py": (
+        "compilers of kernels have exceptions of their own: the next kind of attention is tried"
+    ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-core/src/telescope_core/base/interruptible.py": (
         "raised again as the signal that asked for the end"

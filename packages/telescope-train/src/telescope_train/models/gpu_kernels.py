@@ -22,7 +22,8 @@ Activation = Literal["silu", "gelu_tanh"]
 
 _ROW_PART = 4096
 """Values of a tensor in the registers of one program at a time."""
-_PROGRAMS_PER_PROCESSOR = 4
+_MAX_WARPS = 32
+"""Of a program, as many as a GPU takes; and so many of a backward pass fit on a processor."""
 _FALLBACK_PROGRAMS = 8
 """Number of programs if there is no GPU to ask, as in the interpreter."""
 
@@ -143,9 +144,12 @@ def rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the weight."""
     num_rows, width = x_RN.shape
-    rows, padded = _row_block(width)
+    # Half of what a program of the forward pass holds, with half as much for each thread: twice as
+    # many programs then find their registers on a processor, and one computes while another waits.
+    rows, padded = _row_block(width, _ROW_PART // 2)
     # Each program adds up the weight's gradient over its rows; a sum over programs is the rest.
-    num_programs = min(triton.cdiv(num_rows, rows), _num_programs(x_RN.device))
+    num_warps = min(_MAX_WARPS, 2 * _num_warps(rows * padded))
+    num_programs = min(triton.cdiv(num_rows, rows), _num_programs(x_RN.device, num_warps))
     grad_x_RN = torch.empty_like(x_RN)
     partial_PN = x_RN.new_empty(num_programs, width, dtype=torch.float32)
     _rms_norm_backward_kernel[(num_programs,)](
@@ -153,7 +157,7 @@ def rms_norm_backward(
         ROUNDS=rounds,
         ROWS=rows,
         WIDTH=padded,
-        num_warps=_num_warps(rows * padded),
+        num_warps=num_warps,
     )
     return grad_x_RN, partial_PN.sum(0).to(weight_N.dtype)
 
@@ -424,19 +428,20 @@ def _arguments(rule: HeadRule, width: int) -> dict[str, Any]:
     }
 
 
-def _row_block(width: int) -> tuple[int, int]:
+def _row_block(width: int, part: int = _ROW_PART) -> tuple[int, int]:
     """Return the rows of a program at a time, and the width to which they are padded."""
     padded = triton.next_power_of_2(width)
-    return max(1, _ROW_PART // padded), padded
+    return max(1, part // padded), padded
 
 
 def _num_warps(numbers: int) -> int:
     """Return the number of warps of a program, with about 16 values for each thread."""
-    return max(1, min(16, triton.next_power_of_2(numbers) // 512))
+    return max(1, min(_MAX_WARPS // 2, triton.next_power_of_2(numbers) // 512))
 
 
-def _num_programs(device: torch.device) -> int:
+def _num_programs(device: torch.device, num_warps: int) -> int:
+    """Return the number of programs of so many warps that a GPU holds at once."""
     if device.type != "cuda":
         return _FALLBACK_PROGRAMS
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return _PROGRAMS_PER_PROCESSOR * processors
+    return _MAX_WARPS // num_warps * processors
