@@ -40,7 +40,7 @@ def model() -> Qwen3ForCausalLM:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=32,
+            head_dim=64,
             tie_word_embeddings=True,
         )
     )

@@ -244,4 +244,9 @@ def test_what_a_server_takes_is_what_its_parts_are():
     server = server_memory(config(), facts, 1000, device="cuda")
     assert server is not None
     assert dict(server.parts)["weights"] == 2 * (facts.num_parameters or 0)
+    rounded = server_memory(config("--inference_quantization", "fp8"), facts, 1000, device="cuda")
+    assert rounded is not None
+    outside = 2 * (facts.vocab_size or 0) * (facts.hidden_size or 0)
+    layers = (facts.num_parameters or 0) - outside
+    assert dict(rounded.parts)["weights"] == 2 * outside + layers
     assert CONTEXT_BYTES < H100

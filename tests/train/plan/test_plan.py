@@ -477,6 +477,15 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
             ["--use_ppo_clip", "--use_decoupled_loss"],
             "up to 1 version, weighted by use_decoupled_loss",
         ),
+        (
+            ["--max_async_rollout", "0", "--inference_quantization", "fp8"],
+            "none: rollouts are sampled by the weights that they train, sampled in 8 bits, "
+            "weighted by use_tis (truncate, tis_cap 2)",
+        ),
+        (
+            ["--algorithm", "dapo", "--inference_quantization", "fp8"],
+            "up to 1 version, sampled in 8 bits, corrected by the ratio in the loss",
+        ),
     ],
 )
 def test_the_plan_says_how_old_rollouts_are_and_what_corrects_for_it(flags, more, expected):

@@ -524,13 +524,14 @@ async def _restore(resources: Resources) -> WeightVersion:
 
 async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
     """Run the last self-test, and show and record all of them."""
-    ranks = resources.processes.ranks
+    ranks, prepared = resources.processes.ranks, resources.prepared
+    quantization = prepared.config.inference.inference_quantization
     agreement = await check_engine(
         resources.policies.source,
         {name: one.sampling for name, one in mix.playing.items()},
         packing,
         ranks.logprobs,
-        dtype=resources.prepared.dtype,
+        dtype=prepared.dtype if quantization == "none" else quantization,
         why_silent=lambda: next(
             (x.reason for x in resources.policies.pool.servers if x.reason), ""
         ),

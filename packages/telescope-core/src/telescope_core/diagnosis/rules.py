@@ -408,9 +408,9 @@ RULES: tuple[Rule, ...] = (
     Rule("another model", Kind.BROKEN, "Do engine and trainer agree?").in_a_row(
         "Log-probs of the engine and of the trainer differ by {recent:.2g} nats in the mean on the "
         "same weights; below 0.05 is usual in bfloat16.",
-        "The engine computes another model than the trainer: check vllm_arguments "
-        "(quantization, attention backend), fp32_lm_head, and chat_template; a correction "
-        "(use_tis) only hides it.",
+        "The engine computes another model than the trainer: check inference_quantization, "
+        "vllm_arguments (such as the attention backend), fp32_lm_head, and chat_template; a "
+        "correction (use_tis) only hides it.",
         "mismatch/mean",
         "mismatch/max",
         holds=lambda nats: nats > 0.1,

@@ -16,9 +16,9 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
     """Return `[algorithm]` with the values that other settings decide and nobody set.
 
     They are: `advantage_norm` if the algorithm has only one, the old log-probs of a decoupled loss,
-    and `use_tis` if it is null. A plain policy gradient is biased on samples from older weights, so
-    its tokens are weighted by default. A loss that contains a ratio to old log-probs already
-    corrects for their age.
+    and `use_tis` if it is null. A plain policy gradient is biased on samples from older weights, or
+    from weights in fewer bits, so its tokens are weighted by default. A loss that contains a ratio
+    to old log-probs already corrects for their age, and one to those of the sampler for its bits.
     """
     section = config.algorithm
     algorithm = load_algorithm(section.algorithm)
@@ -30,13 +30,22 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
         return section
     is_late = config.scheduling.max_async_rollout > 0 or section.number_of_minibatches > 1
     is_corrected = section.use_decoupled_loss or has_ratio(section, algorithm)
+    if config.inference.inference_quantization != "none":
+        is_late, is_corrected = True, has_ratio_to_sampler(section, algorithm)
     return decided(section, use_tis=is_late and not is_corrected)
+
+
+def has_ratio_to_sampler(section: AlgorithmSection, algorithm: Algorithm) -> bool:
+    """Return whether the loss contains a ratio to the log-probs of the sampler."""
+    is_recomputed = section.needs_proximal and not section.use_decoupled_loss
+    return section.use_decoupled_loss or (has_ratio(section, algorithm) and not is_recomputed)
 
 
 def age_of_rollouts(config: TrainConfig) -> str:
     """Return a phrase for people: how old rollouts can be, and what corrects for it."""
     ahead = config.scheduling.max_async_rollout
-    if not ahead:
+    is_quantized = config.inference.inference_quantization != "none"
+    if not ahead and not is_quantized:
         return "none: rollouts are sampled by the weights that they train"
     section = algorithm_in_use(config)
     if section.use_tis:
@@ -45,8 +54,14 @@ def age_of_rollouts(config: TrainConfig) -> str:
         how = "weighted by use_decoupled_loss"
     elif has_ratio(section, load_algorithm(section.algorithm)):
         how = "corrected by the ratio in the loss"
+    elif section.seq_is_masking:
+        how = "samples that are too far off are left out (seq_is_masking)"
     else:
         how = "not corrected: use_tis is off"
+    if is_quantized:
+        how = f"sampled in 8 bits, {how}"
+    if not ahead:
+        return f"none: rollouts are sampled by the weights that they train, {how}"
     oldest = f"up to {ahead} version{'s'[: ahead > 1]}"
     if config.scheduling.batch_order == "finished":
         bound = config.scheduling.max_off_policy_steps

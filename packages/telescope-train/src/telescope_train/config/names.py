@@ -187,6 +187,7 @@ _MODELS = {
         entropy_from_logits_with_chunking entropy_checkpointing log_probs_chunk_size
         logprob_chunk_size fused_lm_head_chunk_size
     """: "entropy_chunk_size",
+    "rollout.quantization vllm.quantization vllm_cfg.precision": "inference_quantization",
     "use_rollout_routing_replay enable_router_replay enable_return_routed_experts": (
         "routing_replay"
     ),

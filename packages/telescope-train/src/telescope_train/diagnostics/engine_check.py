@@ -25,8 +25,8 @@ MAX_TOKENS = 8
 """Most tokens of each answer."""
 DEADLINE_S = 120.0
 """Time limit in seconds for all answers together."""
-LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Type of both sides' computation -> largest mean difference, nats, due to rounding."""
+LIMITS = {"float32": 1e-3, "bfloat16": 5e-2, "fp8": 0.3}
+"""Type of the engine's computation -> largest mean difference, nats, due to rounding."""
 
 
 async def check_engine(
@@ -40,7 +40,8 @@ async def check_engine(
 ) -> SelfTest:
     """Return the mean difference of log-probs, nats, over the tokens of a few answers.
 
-    `logprobs` is the trainer's function; `why_silent` says why a server was lost. Raises
+    `logprobs` is the trainer's function, `dtype` a key of `LIMITS`; `why_silent` says why a server
+    was lost. Raises
     ConfigError if the difference is larger than rounding explains, and EndpointError if the
     servers do not answer in time.
     """

@@ -493,6 +493,7 @@ def server_settings(
             sleeps=inference.colocate is True,
             trust_remote_code=model.trust_remote_code,
             fp32_lm_head=model.fp32_lm_head,
+            quantization=inference.inference_quantization,
             traces_endpoint=traces_endpoint,
             traces_secret=secret,
             returns_routes=config.trainer.routing_replay,

@@ -86,6 +86,9 @@ _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor on CPU, which computes in the engine's own process. vLLM's default on CPU is another
 process, which spins while it waits (40 % of its time, taken from the trainer's core). The executor
 is given by its import path, because vLLM replaces the short name `uni` with that default."""
+_QUANTIZED = {"fp8": "fp8_per_block"}
+"""vLLM's names. A scale for each block of 128 x 128 keeps a large value from coarsening all others,
+as one scale for a whole matrix would."""
 _SAME_NAME = (
     *("deepseek_v32", "gemma4", "gigachat3", "glm45", "granite-20b-fc", "hermes", "internlm"),
     *("kimi_k2", "kimi_k3", "lfm2", "llama3_json", "llama4_json", "minicpm5", "minimax_m2"),
@@ -142,6 +145,8 @@ class ServerSettings:
     """File with the replacement of the model's chat template; None = its own."""
     fp32_lm_head: bool = False
     """Compute logits in float32 whatever the `dtype`."""
+    quantization: str = "none"
+    """Type to which it rounds the matrices of layers as they arrive: `none` or `fp8`."""
     traces_endpoint: str | None = None
     """Address to which the server sends its traces, as OTLP with protobuf over HTTP; None =
     none."""
@@ -179,6 +184,8 @@ class ServerSettings:
         ]
         if self.fp32_lm_head and self.dtype != "float32":
             arguments += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
+        if self.quantization != "none":
+            arguments += ["--quantization", _QUANTIZED[self.quantization]]
         if self.chat_template is not None:
             arguments += ["--chat-template", str(self.chat_template)]
         if self.max_model_len is not None:

@@ -16,6 +16,7 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 
 DEVICES = Path("/dev")
 """Paths under which Linux lists GPUs: `nvidia0` and so on, or `dxg` under WSL on Windows."""
+CPU_FACTS = Path("/proc/cpuinfo")
 WORTH_ALL_CORES = 20_000_000
 """Parameters of a model whose products are large enough to use all cores.
 
@@ -33,6 +34,11 @@ def machine_device() -> Device:
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     has_gpu = any(DEVICES.glob("nvidia[0-9]*")) or (DEVICES / "dxg").exists()
     return "cuda" if has_gpu and not is_hidden and torch_has_cuda() else "cpu"
+
+
+def cpu_has_amx() -> bool:
+    """Return whether this machine's processors multiply tiles of matrices, as Intel's with AMX."""
+    return CPU_FACTS.exists() and " amx_tile" in CPU_FACTS.read_text(encoding="utf-8")
 
 
 def machine_gpus() -> list[int]:

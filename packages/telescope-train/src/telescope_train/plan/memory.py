@@ -108,10 +108,20 @@ def server_memory(
     return MemoryPlan(
         process="vLLM server",
         parts=(
-            ("weights", facts.num_parameters * compute),
+            ("weights", _server_weights(config, facts.num_parameters, facts, compute)),
             (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
         ),
     )
+
+
+def _server_weights(
+    config: TrainConfig, num_parameters: int, facts: ModelFacts, compute: int
+) -> int:
+    """Return the bytes of a server's weights. Embeddings and head stay in the dtype of layers."""
+    if config.inference.inference_quantization == "none":
+        return num_parameters * compute
+    outside = min(num_parameters, 2 * (facts.vocab_size or 0) * (facts.hidden_size or 0))
+    return outside * compute + (num_parameters - outside) * BYTES_PER_VALUE["fp8"]
 
 
 def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:

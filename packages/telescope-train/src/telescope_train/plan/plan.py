@@ -242,6 +242,8 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         shared = ", in turn with the trainer on one GPU"
     elif inference.colocate == "resident":
         shared = f", {inference.gpu_memory_utilization:.0%} of the trainer's GPU, which both keep"
+    kind = inference.inference_quantization
+    bits = "" if kind == "none" else f", layers in 8 bits ({kind})"
     return (
         ProcessPlan(name="driver", count=1, detail="this process: the loop and the gateway"),
         *(
@@ -262,7 +264,7 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
             name="vLLM server",
             count=inference.inference_num_workers,
             detail=f"{host}, {ports}{for_older}{for_evals}{parts}, "
-            f"{ray.ray_inference_cpus_per_worker:g} CPU each{shared}",
+            f"{ray.ray_inference_cpus_per_worker:g} CPU each{shared}{bits}",
         ),
     )
 

@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.algorithms.corrections import algorithm_in_use, has_ratio
+from telescope_train.algorithms.corrections import (
+    algorithm_in_use,
+    has_ratio,
+    has_ratio_to_sampler,
+)
 from telescope_train.algorithms.objective import resolved
 from telescope_train.algorithms.record import (
     OWN_SETTINGS,
@@ -28,6 +32,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
     section = algorithm_in_use(config)
     yield from _group_size_problems(config, algorithm)
     yield from _conflicts(section, algorithm)
+    yield from _quantization_problems(config, section, algorithm)
     holding = _holding(section, algorithm)
     for fields, effect in _effects(section, algorithm):
         if effect is not None:
@@ -194,3 +199,23 @@ def _readers(field: str) -> str:
 
 def _unless(switch: str) -> str:
     return f"without {switch}: set {switch} = true"
+
+
+def _quantization_problems(
+    config: TrainConfig, section: AlgorithmSection, algorithm: Algorithm
+) -> Iterator[str]:
+    """Yield why a run whose servers compute in fewer bits than its trainer would learn wrong."""
+    kind = config.inference.inference_quantization
+    if kind == "none":
+        return
+    is_corrected = section.use_tis or section.seq_is_masking
+    if not is_corrected and not has_ratio_to_sampler(section, algorithm):
+        yield (
+            f"inference.inference_quantization = {kind!r} samples from weights that are rounded to "
+            "8 bits, and nothing corrects for it; remove use_tis = false, or set seq_is_masking"
+        )
+    if config.model.mixed_precision_dtype == "float32":
+        yield (
+            f"inference.inference_quantization = {kind!r} needs layers in bfloat16; remove "
+            "mixed_precision_dtype = 'float32'"
+        )

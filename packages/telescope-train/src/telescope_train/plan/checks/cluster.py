@@ -7,7 +7,7 @@ from telescope_core.base.errors import unknown_name
 from telescope_train.config.fields import unused
 from telescope_train.config.inference_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP
 from telescope_train.config.schema import TrainConfig
-from telescope_train.models.device import Device
+from telescope_train.models.device import Device, cpu_has_amx
 
 _SETTINGS = {
     "--model": "model",
@@ -26,6 +26,9 @@ _SETTINGS = {
     "--otlp-traces-endpoint": "enable_vllm_tracing",
     "--trust-remote-code": "trust_remote_code",
     "--hf-overrides": "fp32_lm_head",
+    "--quantization": "inference_quantization",
+    "-q": "inference_quantization",
+    "--quantization-config": "inference_quantization",
     "--enable-lora": "lora_transfer",
     "--weight-transfer-config": "weight_transport",
 }
@@ -164,7 +167,17 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
     """Yield a message for each problem on `device` with weight transfers or a shared GPU."""
     if device == "cuda":
         return
-    section = config.weights
+    section, kind = config.weights, config.inference.inference_quantization
+    if kind != "none" and not cpu_has_amx():
+        yield (
+            f"inference.inference_quantization = {kind!r} needs a GPU, or a CPU with AMX, whose "
+            "products of 8 bits vLLM uses; this machine has neither: remove it"
+        )
+    elif kind != "none" and config.model.mixed_precision_dtype is None:
+        yield (
+            f"inference.inference_quantization = {kind!r} needs layers in bfloat16, and without a "
+            "GPU they are in float32; set mixed_precision_dtype = 'bfloat16'"
+        )
     if section.weight_transport in ("nccl", "ipc"):
         yield (
             f"weights.weight_transport = {section.weight_transport!r} needs a GPU, and this "
