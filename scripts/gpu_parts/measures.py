@@ -14,6 +14,8 @@ from typing import Any
 from gpu_parts.part import Found, Part, left_out, within
 
 from telescope_core.records import RunFolder
+from telescope_train.diagnostics.engine_check import LIMITS
+from telescope_train.models.device import cpu_has_amx
 from telescope_train.models.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ seq_len = 1024
 [inference]
 max_model_len = 128
 """
-MISMATCH = {"cpu": 1e-3, "cuda": 0.05}
+MISMATCH = {"cpu": 1e-3, "cuda": 0.05, "fp8": LIMITS["fp8"]}
 """Most that log-probs of vLLM and trainer may differ in the mean of a step, in nats."""
 SHARED = ("--colocate", "--max_async_rollout", "0", "--gpu_memory_utilization", "0.4")
 """Settings of a run on one GPU."""
@@ -85,6 +87,15 @@ def rows_of_run(
 def train(more: Sequence[str], device: str, seconds: int = 400) -> Found:
     """Train two steps of a tiny model; compares log-probs of vLLM with those of the trainer."""
     return judged_mismatch(rows_of_run(more, seconds), device)
+
+
+def rounded(device: str) -> Found:
+    """The same, with servers that round weights to 8 bits."""
+    if device == "cpu" and not cpu_has_amx():
+        return left_out("needs a GPU, or a CPU with AMX")
+    more = SHARED if device == "cuda" else ("--mixed_precision_dtype", "bfloat16")
+    rows = rows_of_run([*more, "--inference_quantization", "fp8"], 200)
+    return judged_mismatch(rows, "fp8")
 
 
 def judged_mismatch(rows: Sequence[dict[str, Any]], device: str) -> Found:
@@ -146,5 +157,11 @@ def parts(num_gpus: int) -> Iterator[Part]:
             num_gpus=1,
             seconds=220,
         )
+    yield Part(
+        name="run with rollouts in 8 bits: mismatch",
+        limit=f"{MISMATCH['fp8']:g} nats in the mean",
+        run=lambda: rounded(device),
+        seconds=220,
+    )
     for name, why in NOT_MEASURED.items():
         yield Part(name=name, limit="", run=lambda why=why: left_out(why))
