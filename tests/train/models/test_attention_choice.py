@@ -298,7 +298,8 @@ def test_no_kernel_ignores_a_soft_cap(implementation, layout):
     for kind in (*ATTENTION_KINDS, *SHARING_KINDS):
         kind.prepare()
     with pytest.raises(ValueError, match="soft caps"):
-        AttentionInterface()[implementation](LAYER, *([None] * 4), softcap=50.0, **layout)
+        states = [torch.zeros(1, 1, 1, 2)] * 3
+        AttentionInterface()[implementation](LAYER, *states, None, softcap=50.0, **layout)
 
 
 def test_sinks_of_attention_are_compared_with_the_formulas_of_the_model():

@@ -57,10 +57,8 @@ class InferenceSection(Section):
     """Requests that one server works on at a time."""
     inference_quantization: Literal["none", "fp8"] = "none"
     """Type in which servers keep and multiply the matrices of layers: `fp8` = 8 bits, to which they
-    round the weights that they get, in blocks of 128 x 128. Needs layers in bfloat16, a GPU with
-    such products or a CPU with AMX, and a correction for the difference: `use_tis`, which is then
-    on where it is null, `use_decoupled_loss`, `seq_is_masking`, or a loss with a ratio to the
-    sampler."""
+    round the weights that they get. Needs layers in bfloat16, a GPU or a CPU with AMX, and a
+    correction for the difference, such as `use_tis`, which is then on where it is null."""
     colocate: bool | Literal["resident", "auto"] = False
     """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
     trainer works (`max_async_rollout = 0`), `resident` = both keep their memory and work at the
