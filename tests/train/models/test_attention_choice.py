@@ -297,8 +297,8 @@ def test_what_cannot_cap_scores_is_refused_by_name():
 def test_no_kernel_ignores_a_soft_cap(implementation, layout):
     for kind in (*ATTENTION_KINDS, *SHARING_KINDS):
         kind.prepare()
+    states = [torch.zeros(1, 1, 1, 2)] * 3
     with pytest.raises(ValueError, match="soft caps"):
-        states = [torch.zeros(1, 1, 1, 2)] * 3
         AttentionInterface()[implementation](LAYER, *states, None, softcap=50.0, **layout)
 
 

@@ -56,9 +56,9 @@ class InferenceSection(Section):
     max_num_seqs: Count = 256
     """Requests that one server works on at a time."""
     inference_quantization: Literal["none", "fp8"] = "none"
-    """Type in which servers keep and multiply the matrices of layers: `fp8` = 8 bits, to which they
-    round the weights that they get. Needs layers in bfloat16, a GPU or a CPU with AMX, and a
-    correction for the difference, such as `use_tis`, which is then on where it is null."""
+    """Type in which servers multiply the matrices of layers: `fp8` = 8 bits, to which they round
+    the weights that they get. Needs layers in bfloat16, a GPU or a CPU with AMX, and a correction
+    such as `use_tis`, which is then on where it is null."""
     colocate: bool | Literal["resident", "auto"] = False
     """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
     trainer works (`max_async_rollout = 0`), `resident` = both keep their memory and work at the
