@@ -479,12 +479,12 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
         ),
         (
             ["--max_async_rollout", "0", "--inference_quantization", "fp8"],
-            "none: rollouts are sampled by the weights that they train, sampled in 8 bits, "
+            "none: rollouts are sampled by the weights that they train, in 8 bits, "
             "weighted by use_tis (truncate, tis_cap 2)",
         ),
         (
             ["--algorithm", "dapo", "--inference_quantization", "fp8"],
-            "up to 1 version, sampled in 8 bits, corrected by the ratio in the loss",
+            "up to 1 version, in 8 bits, corrected by the ratio in the loss",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def age_of_rollouts(config: TrainConfig) -> str:
     else:
         how = "not corrected: use_tis is off"
     if is_quantized:
-        how = f"sampled in 8 bits, {how}"
+        how = f"in 8 bits, {how}"
     if not ahead:
         return f"none: rollouts are sampled by the weights that they train, {how}"
     oldest = f"up to {ahead} version{'s'[: ahead > 1]}"
