@@ -31,7 +31,7 @@ _KEPT_PRODUCTS = frozenset(
     }
 )
 _KEPT_WORDS = ("attention", "attn", "flex")
-"""Words of which every attention operator has one in its name."""
+"""Words of which every attention operator has one in its name; FlashAttention 4 is no operator."""
 
 
 def checkpoint_activations(layers: Iterable[torch.nn.Module], kind: CheckpointingKind) -> None:
