@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from telescope_train.inference.server import ACTIVITIES
+
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "tests" / "contracts" / "gpu_packages.json"
 SOURCES = ROOT / "packages" / "telescope-train" / "src" / "telescope_train"
@@ -190,7 +192,13 @@ def server_facts(library: Library) -> dict[str, list[str]]:
         for text in library.texts("vllm/envs.py")
         for name in re.findall(r"^    \"(VLLM_\w+)\":", text, re.MULTILINE)
     }
-    return {"flags": sorted(flags), "routes": sorted(routes), "variables": sorted(variables)}
+    printed = [text for text, _ in ACTIVITIES if any(text in one for one in library.texts("vllm/"))]
+    return {
+        "flags": sorted(flags),
+        "printed": printed,
+        "routes": sorted(routes),
+        "variables": sorted(variables),
+    }
 
 
 def pinned() -> dict[str, str]:

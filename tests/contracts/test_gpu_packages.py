@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from telescope_train.inference.server import ACTIVITIES
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import gpu_package_facts as script
 
@@ -131,6 +133,10 @@ def test_options_routes_and_variables_of_the_server_are_there():
         missing = ours - set(FACTS["server"][kind]) - MOUNTED
         assert not missing, f"{kind} that vLLM {FACTS['versions']['vllm']} lacks: {sorted(missing)}"
     assert {"/sleep", "/wake_up", "/update_weights"} <= set(FACTS["server"]["routes"])
+
+
+def test_vllm_prints_what_tells_how_far_a_server_has_started():
+    assert FACTS["server"]["printed"] == [text for text, _ in ACTIVITIES]
 
 
 def test_the_facts_are_of_the_pinned_versions():

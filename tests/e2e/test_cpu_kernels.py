@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from telescope_train.inference.server import StartActivity
+
 pytestmark = pytest.mark.engine
 EPSILON = 1e-6
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -85,3 +87,18 @@ def test_the_gated_activation(operations):
 
 def test_a_server_uses_them(vllm_server: str, server_log: Path):
     assert "rms_norm=['telescope_cpu', 'native']" in server_log.read_text()
+
+
+def test_what_a_server_does_as_it_starts_is_read_from_its_log(vllm_server: str, server_log: Path):
+    """On a GPU it also compiles, and captures graphs."""
+    activity, seen = StartActivity(), []
+    for line in server_log.read_text().splitlines():
+        activity.hear(line)
+        seen.append(activity.now)
+    assert list(dict.fromkeys(seen)) == [
+        "importing its libraries",
+        "starting its engine",
+        "loading the model",
+        "warming up",
+        "opening its address",
+    ]

@@ -116,14 +116,18 @@ def test_resident_processes_start_one_after_another_and_nobody_sleeps():
         return {}
 
     async def both(*, takes_turns: bool) -> Any:
-        healthy, loaded = started("server"), started("rank")
+        healthy, loaded, imported = started("server"), started("rank"), started("import")
         no_group: Any = None
         try:
-            return await one_after_another(healthy, loaded, no_group, "", takes_turns=takes_turns)
+            return await one_after_another(
+                healthy, imported, loaded, no_group, "", takes_turns=takes_turns
+            )
         finally:
             loaded.close()
 
     assert asyncio.run(both(takes_turns=False)) == {}
-    assert order == ["server starts", "server is ready", "rank starts", "rank is ready"]
+    # What needs no GPU is done beside the server's start.
+    assert order[:4] == ["server starts", "import starts", "server is ready", "import is ready"]
+    assert order[4:] == ["rank starts", "rank is ready"]
     with pytest.raises(AttributeError):
         asyncio.run(both(takes_turns=True))

@@ -281,7 +281,7 @@ def group_of(place: Path, *says: Callable[[str], Any]) -> ServerGroup:
 
 def healthy(question: str) -> Startup:
     reached = Reached("http://127.0.0.1:1", "aaaa")
-    return Startup(is_healthy=True, log_bytes=1, reached=reached)
+    return Startup(is_healthy=True, log_bytes=1, reached=reached, activity="warming up")
 
 
 def dies(question: str) -> Startup:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -87,6 +88,36 @@ def test_without_a_terminal_each_step_is_one_line():
     assert lines[0].endswith("training")
     assert "step 2/2 reward 0.500 (math-reasoning 0.270) loss -0.0123" in lines[2]
     assert "\x1b" not in console.file.getvalue()
+
+
+def test_what_starting_processes_do_is_shown_with_its_time(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    view = LiveView(4, NAMES[:1], console=terminal())
+    view.waits_for([("server", "compiling"), ("server", "compiling"), ("rank", "testing itself")])
+    now_s = 22.0
+    view.waits_for([("server", "compiling"), ("server", "compiling"), ("rank", "loading")])
+    text = shown(view)
+    assert "2 servers: compiling, 22 s; rank: loading, 0 s" in text
+    assert max(map(len, text.splitlines())) <= 80
+    view.waits_for([])
+    assert "compiling" not in shown(view)
+
+
+def test_without_a_terminal_a_line_tells_what_takes_long(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(2, NAMES[:1], console=console) as view:
+        activities = ["importing its libraries"] * 8 + ["compiling"] * 22 + ["opening"] * 3
+        for second, activity in enumerate(activities):
+            now_s = second
+            view.waits_for([("server", activity)])
+        view.waits_for([])
+    assert console.file.getvalue().splitlines() == [
+        "0:00:05 waiting for server: importing its libraries, 5 s",
+        "0:00:13 waiting for server: compiling, 5 s",
+    ]
 
 
 def test_summary_holds_reward_and_evals():

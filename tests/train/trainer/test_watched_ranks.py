@@ -114,6 +114,13 @@ def test_what_a_process_imports_is_progress(monkeypatch: pytest.MonkeyPatch) -> 
     assert rank.signs_of_life() > before
 
 
+def test_a_rank_says_what_it_does_until_it_is_open() -> None:
+    rank = RankActor(Logs(folder=Path("logs")), Network(is_local=True))
+    assert rank.activity() == "importing its libraries"
+    rank.prepare(lambda: None)
+    assert rank.activity() == ""
+
+
 class CutOff:
     """An actor to which the connection is lost until `back_s`, or whose node is dead by then."""
 

@@ -23,6 +23,7 @@ from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_leve
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
+from telescope_train.cluster.supervision import cancel
 from telescope_train.cluster_session import ClusterSession
 from telescope_train.config.inference_section import AUTO_TRANSPORT
 from telescope_train.config.schema import TrainConfig
@@ -55,6 +56,9 @@ from telescope_train.rollouts.attempts import Attempts, LimitedPool
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
+
+_TELL_EVERY_S = 1.0
+"""Seconds between two looks at what starting processes are doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +142,18 @@ async def open_gateway(prepared: Prepared) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def open_processes(
-    prepared: Prepared, folder: RunFolder, session: ClusterSession, traces_endpoint: str | None
+    prepared: Prepared,
+    folder: RunFolder,
+    session: ClusterSession,
+    traces_endpoint: str | None,
+    *,
+    view: LiveView,
 ) -> AsyncIterator[Processes]:
     """Start servers and ranks on their nodes; they are healthy when the context begins.
 
     Servers that have not started are named: one of those that rollouts ask is enough to begin.
     """
+    view.phase("starting inference servers and trainer ranks")
     config = prepared.config
     rooms = await session.find_room(prepared)
     settings = server_settings(
@@ -164,6 +174,7 @@ async def open_processes(
         timeout_s=config.ray.worker_progress_timeout_s,
         layout=layout_of(rank_settings(prepared)),
     )
+    telling = asyncio.create_task(_tell_activities(servers, ranks, view))
     try:
         # One that dies after it was healthy is noticed by who keeps them, once all have started.
         num_needed = config.num_rollout_servers
@@ -172,6 +183,7 @@ async def open_processes(
         if config.inference.colocate:
             failed = await one_after_another(
                 healthy,
+                ranks.prepare(),
                 loaded,
                 servers,
                 session.secret,
@@ -179,14 +191,30 @@ async def open_processes(
             )
         else:
             failed, _ = await asyncio.gather(healthy, loaded)
+        await cancel([telling])
+        view.waits_for([])
         yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=session.secret)
     finally:
+        await cancel([telling])
         await servers.close()
         await ranks.close()
 
 
+async def _tell_activities(servers: ServerGroup, ranks: RayRanks, view: LiveView) -> None:
+    """Never return; show about once a second what each process that starts is doing."""
+    while True:
+        await asyncio.sleep(_TELL_EVERY_S)
+        view.waits_for(
+            [
+                *(("server", activity) for activity in servers.activities.values()),
+                *(("rank", activity) for activity in await ranks.activities()),
+            ]
+        )
+
+
 async def one_after_another(
     healthy: Awaitable[Mapping[int, str]],
+    prepared: Awaitable[None],
     loaded: Awaitable[None],
     group: ServerGroup,
     secret: str,
@@ -195,10 +223,11 @@ async def one_after_another(
 ) -> Mapping[int, str]:
     """Start servers, then ranks on the same GPU; returns the servers that failed, and why.
 
-    `takes_turns`: servers sleep while ranks load, as ranks may need their memory for that.
+    `prepared`: what ranks do without the GPU, while the servers start. `takes_turns`: servers sleep
+    while ranks load, as ranks may need their memory for that.
     """
     # vLLM measures what is free while it starts: nobody else may load a model then.
-    failed = await healthy
+    failed, _ = await asyncio.gather(healthy, prepared)
     if not takes_turns:
         await loaded
         return failed

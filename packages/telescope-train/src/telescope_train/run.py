@@ -208,7 +208,6 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
     ):
         async with open_nodes(prepared, folder) as session:
             renderer = await open_renderer(prepared, folder, view)
-            view.phase("starting inference servers and trainer ranks")
             async with (
                 open_gateway(prepared) as gateway,
                 open_recording(
@@ -218,7 +217,9 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
                     reached_at=session.traces_at(config),
                     secret=session.secret,
                 ) as recording,
-                open_processes(prepared, folder, session, recording.traces_endpoint) as processes,
+                open_processes(
+                    prepared, folder, session, recording.traces_endpoint, view=view
+                ) as processes,
                 open_policies(
                     prepared,
                     folder,

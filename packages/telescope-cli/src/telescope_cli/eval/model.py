@@ -89,8 +89,13 @@ def serve_folder(
     from telescope_train.inference.server import serve_model
 
     with ExitStack() as stack:
-        with announced(f"Starting vLLM for {folder} (log: {log_path})"):
+        with announced(f"Starting vLLM for {folder} (log: {log_path})") as tell_activity:
             served = stack.enter_context(
-                serve_model(str(folder), log_path=log_path, chat_template=chat_template)
+                serve_model(
+                    str(folder),
+                    log_path=log_path,
+                    chat_template=chat_template,
+                    tell=tell_activity,
+                )
             )
         yield served

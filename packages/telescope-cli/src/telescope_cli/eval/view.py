@@ -1,6 +1,6 @@
 """Output of `telescope eval`: progress on stderr while it runs, the result on stdout."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -38,15 +38,18 @@ def tell(text: str, style: str = "") -> None:
 
 
 @contextmanager
-def announced(text: str) -> Generator[None, None, None]:
-    """Show `text` while the block runs; without a terminal, print it as one line."""
+def announced(text: str) -> Generator[Callable[[str], None], None, None]:
+    """Show `text` while the block runs, and after it what the block says it is doing.
+
+    Without a terminal, print `text` as one line.
+    """
     console = stderr_console()
     if console.is_terminal:
-        with console.status(text):
-            yield
+        with console.status(Text(text)) as status:
+            yield lambda activity: status.update(Text(f"{text}: {activity}"))
     else:
         console.print(text, highlight=False, soft_wrap=True)
-        yield
+        yield lambda activity: None
 
 
 class EvalProgress:

@@ -55,6 +55,8 @@ class Startup(NamedTuple):
     log_bytes: int
     """Size of its log, which grows during the start."""
     reached: Reached
+    activity: str
+    """What it does before it is healthy."""
 
 
 # The server is a child of an actor and not of the driver: Ray places actors on any node, and ends
@@ -118,7 +120,7 @@ class ServerActor:
             _LOGGER.info("server answers its health check")
         self._is_healthy = is_healthy
         reached = Reached(self._server.settings.base_url, self._server.identity)
-        return Startup(is_healthy, self._server.log_bytes(), reached)
+        return Startup(is_healthy, self._server.log_bytes(), reached, self._server.activity)
 
     def check(self) -> bool:
         """Return whether the engine shows a sign of life; raises ProcessDiedError if it ended."""
@@ -287,6 +289,8 @@ class ServerGroup:
         """
         self.servers = list(servers)
         self._reached = [Reached(server.settings.base_url) for server in servers]
+        self.activities = dict[int, str]()
+        """What each server that starts is doing, by its number."""
         self._placement_s = placement_s
         self._silence_s = silence_s
         self._progress_s = progress_s
@@ -410,11 +414,18 @@ class ServerGroup:
             ) from None
 
     async def _until_healthy(self, index: int) -> None:
+        try:
+            await self._watch_start(index)
+        finally:
+            self.activities.pop(index, None)
+
+    async def _watch_start(self, index: int) -> None:
         server = self.servers[index]
         silence = Silence(self._silence_s)
         while True:
             now: Startup = await server.ask("startup")
             self._reached[index] = now.reached
+            self.activities[index] = now.activity
             if now.is_healthy:
                 return
             if silence.is_too_long(now.log_bytes):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -89,6 +89,16 @@ is given by its import path, because vLLM replaces the short name `uni` with tha
 _QUANTIZED = {"fp8": "fp8_per_block"}
 """vLLM's names. A scale for each block of 128 x 128 keeps a large value from coarsening all others,
 as one scale for a whole matrix would."""
+ACTIVITIES = (
+    ("Resolved architecture", "starting its engine"),
+    ("Starting to load model", "loading the model"),
+    ("Loading weights took", "warming up"),
+    ("for vLLM's torch.compile", "compiling"),
+    ("torch.compile took", "measuring its memory"),
+    ("Capturing CUDA graphs", "capturing graphs"),
+    ("init engine (profile", "opening its address"),
+)
+"""Text of vLLM's output, and what the server does from then on."""
 _SAME_NAME = (
     *("deepseek_v32", "gemma4", "gigachat3", "glm45", "granite-20b-fc", "hermes", "internlm"),
     *("kimi_k2", "kimi_k3", "lfm2", "llama3_json", "llama4_json", "minicpm5", "minimax_m2"),
@@ -265,6 +275,19 @@ class ServerSettings:
         return environment
 
 
+class StartActivity:
+    """What a server that starts is doing, according to the lines of its output."""
+
+    def __init__(self) -> None:
+        self.now = "importing its libraries"
+
+    def hear(self, line: str) -> None:
+        """Read one line."""
+        for text, activity in ACTIVITIES:
+            if text in line:
+                self.now = activity
+
+
 class Silence:
     """The time without output of a server that starts.
 
@@ -310,10 +333,10 @@ class ServerProcess:
         self._was_healthy = False
         self._asking: HTTPConnection | None = None
         """The health check that is waiting for its answer."""
-        self._cause = DeathCause()
+        self._cause, self._activity = DeathCause(), StartActivity()
         self._output = OutputLog(
             settings.log_path,
-            hear=self._cause.hear,
+            hear=self._hear,
             component=INFERENCE,
             source=str(settings.number),
             hide={
@@ -429,9 +452,18 @@ class ServerProcess:
         url = root_of("", self.identity) + path
         connection.request("GET", url, headers=secret_headers(self.settings.secret))
 
+    @property
+    def activity(self) -> str:
+        """What it does before it answers."""
+        return self._activity.now
+
     def log_bytes(self) -> int:
         """Return the number of bytes of its output."""
         return self._output.num_bytes
+
+    def _hear(self, line: str) -> None:
+        self._cause.hear(line)
+        self._activity.hear(line)
 
     def _died(self, what: str, *, has_ended_itself: bool) -> ServerDiedError:
         """Return an error that says `what` happened, with the log's first error, or its end."""
@@ -444,8 +476,13 @@ class ServerProcess:
         error.cause = cause
         return error
 
-    def wait_until_healthy(self, deadline_s: float = STARTUP_DEADLINE_S) -> None:
-        """Return once it answers.
+    def wait_until_healthy(
+        self,
+        deadline_s: float = STARTUP_DEADLINE_S,
+        *,
+        tell: Callable[[str], None] = lambda activity: None,
+    ) -> None:
+        """Return once it answers; `tell` is told again and again what it is doing.
 
         Raises ProcessDiedError if it ends, or prints nothing for `deadline_s` seconds.
         """
@@ -457,6 +494,7 @@ class ServerProcess:
                     f"check, and printed nothing for {deadline_s:g} s; its log is "
                     f"{self.settings.log_path}"
                 )
+            tell(self.activity)
             time.sleep(_POLL_S)
 
     def close(self) -> None:
@@ -483,11 +521,15 @@ class ServerProcess:
 
 @contextmanager
 def running(
-    settings: ServerSettings, *, deadline_s: float = STARTUP_DEADLINE_S
+    settings: ServerSettings,
+    *,
+    deadline_s: float = STARTUP_DEADLINE_S,
+    tell: Callable[[str], None] = lambda activity: None,
 ) -> Iterator[ServerProcess]:
     """Run a server until the context ends; it is healthy when the context begins.
 
-    Errors caused by the server's death are raised as its death.
+    Before that, `tell` is told again and again what the server is doing. Errors caused by the
+    server's death are raised as its death.
     """
     server: ServerProcess | None = None
     try:
@@ -495,7 +537,7 @@ def running(
         with interrupts.held():
             server = ServerProcess(settings)
         interrupts.raise_if_asked()
-        server.wait_until_healthy(deadline_s)
+        server.wait_until_healthy(deadline_s, tell=tell)
         yield server
     except TelescopeError:
         if server is not None:
@@ -526,11 +568,12 @@ def serve_model(
     *,
     log_path: Path,
     chat_template: Path | None = None,
+    tell: Callable[[str], None] = lambda activity: None,
 ) -> Iterator[ServedModel]:
     """Serve `model_path` on a free port until the context ends.
 
-    `chat_template`: a file; None = the model's own template. Raises ProcessDiedError at the end if
-    the server has died meanwhile.
+    `chat_template`: a file; None = the model's own template. `tell` is told what the server is
+    doing as it starts. Raises ProcessDiedError at the end if the server has died meanwhile.
     """
     device = machine_device()
     template = template_in(Path(model_path)) if chat_template is None else chat_template.read_text()
@@ -544,7 +587,7 @@ def serve_model(
         dtype="float32" if device == "cpu" else "auto",
         chat_template=chat_template,
     )
-    with running(settings) as server:
+    with running(settings, tell=tell) as server:
         url = f"{server.root}/v1"
         yield ServedModel(base_url=url, model=SERVED_MODEL_NAME, api_key=settings.secret)
         # Requests that failed for it may have been recorded, and not raised.

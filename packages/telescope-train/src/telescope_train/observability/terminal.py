@@ -7,6 +7,7 @@ line.
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -37,6 +38,8 @@ _TIME_PARTS = (
     ("time/wait_s", "all else", "yellow"),
 )
 _BAR_WIDTH = 20
+_LONG_S = 5.0
+"""Seconds after which a line tells what a process that starts is doing, where no panel does."""
 _TOPICS = {
     "loss": (
         ("total", "loss/total", ".4f"),
@@ -90,6 +93,9 @@ class LiveView:
         self._begun_ago_s = begun_ago_s
         self._started_s = time.monotonic()
         self._live: Live | None = None
+        self._waits: dict[tuple[str, str], tuple[int, float]] = {}
+        """Kind of process and what it does -> number of these, and when the first began."""
+        self._told_waits: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
         self._started_s = time.monotonic()
@@ -116,6 +122,32 @@ class LiveView:
         _LOGGER.info(text)
         if self._live is None:
             self._print(f"{self._elapsed()} {text}")
+
+    def waits_for(self, activities: Sequence[tuple[str, str]]) -> None:
+        """Show what processes that start are doing; [] = none of them is left.
+
+        `activities`: kind of each process, such as "server", and what it does now.
+        """
+        now_s, before = time.monotonic(), self._waits
+        self._waits = {
+            key: (number, before[key][1] if key in before else now_s)
+            for key, number in Counter(activities).items()
+        }
+        self._told_waits &= self._waits.keys()
+        long = {key for key, (_, since_s) in self._waits.items() if now_s - since_s >= _LONG_S}
+        if long - self._told_waits:
+            self._told_waits |= long
+            text = f"waiting for {self._waits_text()}"
+            _LOGGER.info(text)
+            if self._live is None:
+                self._print(f"{self._elapsed()} {text}")
+
+    def _waits_text(self) -> str:
+        now_s = time.monotonic()
+        return "; ".join(
+            f"{kind if number == 1 else f'{number} {kind}s'}: {activity}, {now_s - since_s:.0f} s"
+            for (kind, activity), (number, since_s) in self._waits.items()
+        )
 
     def warn(self, text: str) -> None:
         """Print a text that needs attention, in the way of `note`."""
@@ -163,6 +195,8 @@ class LiveView:
 
     def _panel(self) -> RenderableType:
         parts: list[RenderableType] = [self._progress()]
+        if self._waits:
+            parts.append(Text(self._waits_text(), style="cyan"))
         if self._rows:
             row = self._rows[-1]
             parts += [self._reward_table(), _numbers(row), _time_split(row)]

@@ -15,6 +15,8 @@ class RankProgress:
 
     count: int = 0
     """Number of batches, tensors and spans so far."""
+    activity: str = ""
+    """What it does before it is open."""
 
     def one(self) -> None:
         """Count one item."""

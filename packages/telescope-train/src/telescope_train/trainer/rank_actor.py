@@ -44,7 +44,7 @@ class RankActor:
         self._logs = logs
         self._network = network
         self._worker: TrainerWorker | None = None
-        self._progress = RankProgress()
+        self._progress = RankProgress(activity="importing its libraries")
         self._held_port = HeldPort()
 
     # In a thread of its own, so that it answers while a call computes.
@@ -63,6 +63,15 @@ class RankActor:
         if self._worker is None:
             return TakenSpans(time.monotonic(), [])
         return self._worker.spans.take()
+
+    @ray.method(concurrency_group=WATCHING)
+    def activity(self) -> str:
+        """Return what the rank does before it is open; "" if it waits, or is open."""
+        return self._progress.activity if self._worker is None else ""
+
+    def prepare(self, opens: Callable[..., "TrainerWorker"]) -> None:
+        """Import what `open` needs, which reading the argument does, and wait to be opened."""
+        self._progress.activity = ""
 
     def place(self) -> RankPlace:
         """Return the place of this rank."""

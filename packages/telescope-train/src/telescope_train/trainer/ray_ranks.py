@@ -28,6 +28,8 @@ from telescope_train.trainer.worker import WATCHED_WAIT_S, Meeting, TrainerWorke
 
 _LOGGER = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
+_ACTIVITY_S = 2.0
+"""Longest wait for what a rank says it is doing."""
 
 
 class _SharedProgress:
@@ -90,6 +92,14 @@ class _RayRank:
             return await self.actor.taken_spans.remote()
         except RayError as error:
             raise ProcessDiedError(f"{self.process} does not answer: {error}") from None
+
+    async def activity(self) -> str:
+        """Return what it does before it is open; "" if it is, or does not answer now."""
+        try:
+            async with asyncio.timeout(_ACTIVITY_S):
+                return await self.actor.activity.remote()
+        except (TimeoutError, RayError):
+            return ""
 
     async def until_ended(self) -> None:
         """Never return; raises RankDiedError as soon as the process has ended."""
@@ -216,6 +226,16 @@ class RayRanks(AllRanks):
         await self._room.renew()
         self._start()
         await self.open(settings, num_threads=num_threads)
+
+    async def prepare(self) -> None:
+        """Import all that `open` needs on every rank, and touch no GPU."""
+        calls = [one.answer(one.actor.prepare.remote(TrainerWorker)) for one in self._processes]
+        await asyncio.gather(*calls)
+
+    async def activities(self) -> list[str]:
+        """Return what each rank that is not open yet is doing."""
+        found = await asyncio.gather(*(one.activity() for one in self._processes))
+        return [activity for activity in found if activity]
 
     async def open(self, settings: BackendSettings, *, num_threads: int) -> None:
         """Load the model on every rank, each with `num_threads` threads on a CPU."""

@@ -120,6 +120,7 @@ class TrainerWorker:
             self.spans = SpanRecorder(
                 self._device, times_gpu=settings.track_gpu_events, moved=self._progress.one
             )
+            self._progress.activity = "loading the model"
             self.backend = backend_class(settings, _loss(settings), self._device, self.spans)
             self._sending = WeightSending(
                 self.backend,
@@ -130,6 +131,7 @@ class TrainerWorker:
             )
             # Merged adapters are sent together with matrices that are frozen on purpose.
             self._sends_frozen = settings.trainer.use_lora and not settings.sends_adapter
+            self._progress.activity = "testing itself"
             self.self_tests = check_rank(
                 self.backend,
                 vocab_size=vocabulary_size(settings.model),
