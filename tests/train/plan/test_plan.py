@@ -152,6 +152,23 @@ def test_servers_of_evals_are_named(flags):
     assert "the last 2 for evals" in server.detail
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], ""),
+        (["--mixed_precision_dtype", "bfloat16"], ", logits in float32"),
+        (
+            ["--mixed_precision_dtype", "bfloat16", "--fp32_lm_head", "false"],
+            ", logits in bfloat16",
+        ),
+        (["--inference_quantization", "fp8"], ", layers in 8 bits (fp8)"),
+    ],
+)
+def test_the_plan_says_in_which_types_servers_compute(flags, more, expected):
+    (server,) = (one for one in plan(flags, *more).processes if one.name == "vLLM server")
+    assert server.detail.endswith(f"CPU each{expected}")
+
+
 @pytest.mark.slow
 def test_servers_of_older_versions_are_named_with_what_a_resume_keeps(flags):
     older = ["--inference_num_workers", "3", "--opponent_num_servers", "2"]

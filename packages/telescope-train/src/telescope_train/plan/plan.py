@@ -244,6 +244,8 @@ def _processes(prepared: Prepared) -> tuple[ProcessPlan, ...]:
         shared = f", {inference.gpu_memory_utilization:.0%} of the trainer's GPU, which both keep"
     kind = inference.inference_quantization
     bits = "" if kind == "none" else f", layers in 8 bits ({kind})"
+    if prepared.dtype != "float32":
+        bits += f", logits in {'float32' if config.model.fp32_lm_head else prepared.dtype}"
     return (
         ProcessPlan(name="driver", count=1, detail="this process: the loop and the gateway"),
         *(
