@@ -171,8 +171,9 @@ class ServerSettings:
 
     @property
     def base_url(self) -> str:
-        """Root of the server, without a trailing slash."""
-        return f"http://{in_url(self.reached_at or self.host)}:{self.port}"
+        """Root of the server, without a trailing slash; names itself before it has an address."""
+        host = self.reached_at or self.host or f"server-{self.number}-not-placed"
+        return f"http://{in_url(host)}:{self.port}"
 
     @property
     def num_processes(self) -> int:
