@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,28 @@ def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
     if done.returncode:
         said = f"{done.stdout}\n{done.stderr}".strip()
         raise RuntimeError(f"telescope {arguments[0]} ended with {done.returncode}: {said[-600:]}")
+
+
+def seconds_to_training(arguments: Sequence[str], place: Path) -> float:
+    """Return the seconds until a run of `run.toml` in `place` says that it trains."""
+    code = "from telescope_cli.main import main; main()"
+    begun_s, seconds, said = time.monotonic(), None, list[str]()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "train", "run.toml", *arguments],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            said.append(line)
+            if seconds is None and line.rstrip().endswith(" training"):
+                seconds = time.monotonic() - begun_s
+    if run.returncode or seconds is None:
+        raise RuntimeError(f"telescope train ended with {run.returncode}: {''.join(said)[-600:]}")
+    return seconds
 
 
 def rows_of_run(
