@@ -40,12 +40,12 @@ def check_start() -> Found:
         model = make_tiny_model(place / "tiny", seed=0)
         (place / "run.toml").write_text(SETTINGS, encoding="utf-8")
         shared = SHARED if DEVICE.type == "cuda" else ()
-        for number in ("one", "two"):
-            more = ["--name", number, "--number_of_steps", "1", "--model", str(model), *shared]
-            run_s = seconds_to_training(more, place)
-        for number in ("one", "two"):
+        more = ["--number_of_steps", "1", "--model", str(model), *shared]
+        for name in ("one", "two"):
+            run_s = seconds_to_training(name, more, place)
+        for name in ("one", "two"):
             begun_s = time.monotonic()
-            with plain_server(default_load(model), place / f"{number}.log"):
+            with plain_server(default_load(model), place / f"{name}.log"):
                 plain_s = time.monotonic() - begun_s
     text = f"{run_s:.0f} s until it trains, vllm serve ready after {plain_s:.0f} s"
     return within(text, run_s, plain_s + MOST_MORE_S)

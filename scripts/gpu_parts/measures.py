@@ -3,6 +3,7 @@
 G1 to G10 are what was set out to be measured on a GPU; what cannot be measured is named.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -73,26 +74,13 @@ def telescope(arguments: Sequence[str], place: Path, seconds: int) -> None:
         raise RuntimeError(f"telescope {arguments[0]} ended with {done.returncode}: {said[-600:]}")
 
 
-def seconds_to_training(arguments: Sequence[str], place: Path) -> float:
-    """Return the seconds until a run of `run.toml` in `place` says that it trains."""
-    code = "from telescope_cli.main import main; main()"
-    begun_s, seconds, said = time.monotonic(), None, list[str]()
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "train", "run.toml", *arguments],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            said.append(line)
-            if seconds is None and line.rstrip().endswith(" training"):
-                seconds = time.monotonic() - begun_s
-    if run.returncode or seconds is None:
-        raise RuntimeError(f"telescope train ended with {run.returncode}: {''.join(said)[-600:]}")
-    return seconds
+def seconds_to_training(name: str, more: Sequence[str], place: Path, seconds: int = 200) -> float:
+    """Return the seconds from the start of the run `name` in `place` until it says it trains."""
+    begun_s = time.time()
+    telescope(["train", "run.toml", "--name", name, *more], place, seconds)
+    log = (place / "runs" / name / "logs" / "driver.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in log.splitlines()]
+    return next(row["time_s"] for row in rows if row["message"] == "training") - begun_s
 
 
 def rows_of_run(

@@ -174,42 +174,52 @@ async def open_processes(
         timeout_s=config.ray.worker_progress_timeout_s,
         layout=layout_of(rank_settings(prepared)),
     )
-    telling = asyncio.create_task(_tell_activities(servers, ranks, view))
     try:
-        # One that dies after it was healthy is noticed by who keeps them, once all have started.
-        num_needed = config.num_rollout_servers
-        healthy = servers.wait_until_healthy(num_needed=num_needed)
-        loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
-        if config.inference.colocate:
-            failed = await one_after_another(
-                healthy,
-                ranks.prepare(),
-                loaded,
-                servers,
-                session.secret,
-                takes_turns=config.inference.colocate is True,
-            )
-        else:
-            failed, _ = await asyncio.gather(healthy, loaded)
-        await cancel([telling])
-        view.waits_for([])
+        async with _activities_shown(servers, ranks, view):
+            # One that dies after it was healthy is noticed by who keeps them, once all have
+            # started.
+            num_needed = config.num_rollout_servers
+            healthy = servers.wait_until_healthy(num_needed=num_needed)
+            loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
+            if config.inference.colocate:
+                failed = await one_after_another(
+                    healthy,
+                    ranks.prepare(),
+                    loaded,
+                    servers,
+                    session.secret,
+                    takes_turns=config.inference.colocate is True,
+                )
+            else:
+                failed, _ = await asyncio.gather(healthy, loaded)
         yield Processes(servers=servers, ranks=ranks, failed_servers=failed, secret=session.secret)
     finally:
-        await cancel([telling])
         await servers.close()
         await ranks.close()
 
 
-async def _tell_activities(servers: ServerGroup, ranks: RayRanks, view: LiveView) -> None:
-    """Never return; show about once a second what each process that starts is doing."""
-    while True:
-        await asyncio.sleep(_TELL_EVERY_S)
-        view.waits_for(
-            [
-                *(("server", activity) for activity in servers.activities.values()),
-                *(("rank", activity) for activity in await ranks.activities()),
-            ]
-        )
+@asynccontextmanager
+async def _activities_shown(
+    servers: ServerGroup, ranks: RayRanks, view: LiveView
+) -> AsyncIterator[None]:
+    """Show about once a second what each process that starts is doing, within the context."""
+
+    async def show() -> None:
+        while True:
+            await asyncio.sleep(_TELL_EVERY_S)
+            view.waits_for(
+                [
+                    *(("server", activity) for activity in servers.activities.values()),
+                    *(("rank", activity) for activity in await ranks.activities()),
+                ]
+            )
+
+    showing = asyncio.create_task(show())
+    try:
+        yield
+    finally:
+        await cancel([showing])
+        view.waits_for([])
 
 
 async def one_after_another(

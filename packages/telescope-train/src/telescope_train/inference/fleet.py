@@ -414,28 +414,25 @@ class ServerGroup:
             ) from None
 
     async def _until_healthy(self, index: int) -> None:
-        try:
-            await self._watch_start(index)
-        finally:
-            self.activities.pop(index, None)
-
-    async def _watch_start(self, index: int) -> None:
         server = self.servers[index]
         silence = Silence(self._silence_s)
-        while True:
-            now: Startup = await server.ask("startup")
-            self._reached[index] = now.reached
-            self.activities[index] = now.activity
-            if now.is_healthy:
-                return
-            if silence.is_too_long(now.log_bytes):
-                raise ProcessDiedError(
-                    f"inference server at {now.reached.base_url} did not become healthy, and "
-                    f"wrote nothing to its log for {self._silence_s:g} s; its log is "
-                    f"{server.settings.log_path}. Look there for what it waits for, or raise "
-                    "inference_startup_timeout_s"
-                )
-            await asyncio.sleep(0.1)
+        try:
+            while True:
+                now: Startup = await server.ask("startup")
+                self._reached[index] = now.reached
+                self.activities[index] = now.activity
+                if now.is_healthy:
+                    return
+                if silence.is_too_long(now.log_bytes):
+                    raise ProcessDiedError(
+                        f"inference server at {now.reached.base_url} did not become healthy, and "
+                        f"wrote nothing to its log for {self._silence_s:g} s; its log is "
+                        f"{server.settings.log_path}. Look there for what it waits for, or raise "
+                        "inference_startup_timeout_s"
+                    )
+                await asyncio.sleep(0.1)
+        finally:
+            self.activities.pop(index, None)
 
     async def close(self) -> None:
         """Close all servers; those that are already gone are ignored."""

@@ -31,9 +31,13 @@ class Digests:
     def by_name(self) -> dict[str, str]:
         """Return name -> digest; waits for a GPU to finish."""
         sums, self._sums = self._sums, {}
-        # Together: one wait instead of one for each tensor.
-        for name, parts in zip(sums, _numbers(list(sums.values())), strict=True):
-            self._texts[name] = "-".join(f"{value & (2**64 - 1):x}" for value in parts)
+        if sums:
+            import torch
+
+            # Together: one wait instead of one for each tensor.
+            numbers = torch.stack(list(sums.values())).tolist()
+            for name, parts in zip(sums, numbers, strict=True):
+                self._texts[name] = "-".join(f"{value & (2**64 - 1):x}" for value in parts)
         return dict(self._texts)
 
     def whole(self) -> str:
@@ -42,12 +46,6 @@ class Digests:
         for name, text in sorted(self.by_name().items()):
             digest.update(f"{name}={text}\n".encode())
         return digest.hexdigest()[:32]
-
-
-def _numbers(sums: "list[torch.Tensor]") -> list[list[int]]:
-    import torch
-
-    return torch.stack(sums).tolist() if sums else []
 
 
 def difference(sent: Mapping[str, str], held: Mapping[str, str]) -> str:
