@@ -53,8 +53,16 @@ def test_who_comes_before_the_listener_is_heard_by_it() -> None:
 
 def test_one_port_is_held_at_a_time() -> None:
     held = HeldPort()
-    first, second = held.hold(), held.hold()
-    bind(first)
+    for attempt in range(10):
+        first, second = held.hold(), held.hold()
+        try:
+            bind(first)
+        except OSError:
+            # A connection of another process may have taken it meanwhile, but not ten times.
+            if attempt == 9:
+                raise
+        else:
+            break
     assert held.hand_over(first) is None
     descriptor = held.hand_over(second)
     assert descriptor is not None
