@@ -87,6 +87,22 @@ def test_the_machine_decides_how_trainer_and_server_share_a_gpu():
     assert not was_set(turns.scheduling, "max_async_rollout")
 
 
+def test_a_resident_server_takes_no_more_than_all_its_requests_can_fill():
+    config_of_few, facts = (
+        config("--colocate", "auto", "--max_num_seqs", "8"),
+        facts_of(QWEN3["0.6B"]),
+    )
+    found = colocated(config_of_few, facts, 512, [H100])
+    server = server_memory(found, facts, 512, device="cuda")
+    assert server is not None
+    share, needed = found.inference.gpu_memory_utilization, server.total_bytes + CONTEXT_BYTES
+    assert needed <= share * H100 < needed + 0.01 * H100
+    assert found.inference.colocate == "resident"
+    # What a person sets holds.
+    told = config("--colocate", "auto", "--max_num_seqs", "8", "--gpu_memory_utilization", "0.5")
+    assert colocated(told, facts, 512, [H100]).inference.gpu_memory_utilization == 0.5
+
+
 def test_without_a_gpu_or_with_several_ranks_nothing_is_shared():
     assert colocated(config("--colocate", "auto"), FACTS, 4096, []).inference.colocate is False
     several = config("--colocate", "auto", "--trainer_num_workers", "2")

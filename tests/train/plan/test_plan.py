@@ -268,6 +268,18 @@ def test_on_a_gpu_the_plan_goes_by_what_is_left_of_it(flags):
     assert "ranks measure" in how_activations_are_kept(unknown)
 
 
+def test_on_a_gpu_with_room_the_plan_advises_to_recompute_less(flags):
+    def said(gpu_bytes: int, *more: str) -> str:
+        prepared = prepare(load_train_config([], [*flags, *more]))
+        return how_activations_are_kept(replace(prepared, device="cuda", gpus=(gpu_bytes,)))
+
+    advice = "gradient_checkpointing = 'auto' would be faster"
+    assert f"only about 0 of 2 layers have to be: {advice}" in said(2**33)
+    assert advice not in said(2**31)
+    assert advice not in said(2**33, "--compile")
+    assert advice not in said(2**33, "--gradient_checkpointing", "selective")
+
+
 def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, save_model):
     sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 128}
     found = plan(flags, "--model", str(save_model(model_type="gpt2", **sizes)))

@@ -49,7 +49,8 @@ class InferenceSection(Section):
     """Port at `gateway_host`; 0 = a free one."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that vLLM may use; not set, and with the trainer resident on the same
-    GPU, it is what the trainer leaves. Has no meaning without a GPU."""
+    GPU, it is what all requests can fill, at most what the trainer leaves. Has no meaning without a
+    GPU."""
     max_model_len: Count | None = None
     """Most tokens of prompt and answer together; null = the smaller of `seq_len` and the model's
     own limit."""

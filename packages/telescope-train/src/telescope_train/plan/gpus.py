@@ -47,11 +47,15 @@ def colocated(
         return apart
     share = inference.gpu_memory_utilization
     rank = rank_memory(config, facts, device="cuda")
+    server = server_memory(config, facts, limit, device="cuda")
     if rank is not None and gpus and gpus[0]:
         left = 1 - (rank.total_bytes + CONTEXT_BYTES) / gpus[0]
         if not was_set(inference, "gpu_memory_utilization"):
+            # More than all its requests can fill would be missing to the activations of the rank.
+            most = 1.0 if server is None else (server.total_bytes + CONTEXT_BYTES) / gpus[0]
             # In whole percents, as a person would set it; what is too little is told as a problem.
-            share = max(min(share, int(100 * left) / 100), 0.01)
+            share = min(share, math.ceil(100 * most) / 100, math.floor(100 * left) / 100)
+            share = max(share, 0.01)
         fits = share <= left and _least_of_server(config, facts, limit) <= share * gpus[0]
     else:
         fits = False

@@ -312,14 +312,29 @@ def how_activations_are_kept(prepared: Prepared) -> str:
     if config.trainer.train_backend == "megatron":
         return _WORDS[config.megatron.megatron_gradient_checkpointing]
     kind = config.trainer.gradient_checkpointing
-    if kind != "auto":
-        return _WORDS[kind]
-    begin = "as few layers are recomputed as memory needs"
     layer = layer_bytes(config, prepared.facts, BYTES_PER_VALUE[prepared.dtype])
     room, reason = _room(prepared)
+    if kind != "auto":
+        return _WORDS[kind] + _faster(prepared, layer, room)
+    begin = "as few layers are recomputed as memory needs"
     if room is None or layer is None:
         return f"{begin}; {reason}"
     return f"{begin}: {_estimate(prepared.facts, layer, room, config)}; {reason}"
+
+
+def _faster(prepared: Prepared, layer: LayerBytes | None, room: float | None) -> str:
+    """Return the advice to recompute less, if the memory of a GPU allows that; else ""."""
+    trainer, num_layers = prepared.config.trainer, prepared.facts.num_layers or 0
+    is_full = trainer.gradient_checkpointing in (True, "full")
+    if not is_full or trainer.compile or room is None or layer is None:
+        return ""
+    count = fewest_recomputed(num_layers, layer, room)
+    if count >= num_layers - 1:
+        return ""
+    return (
+        f"; by an estimate of memory only about {count} of {num_layers} layers have to be: "
+        "gradient_checkpointing = 'auto' would be faster"
+    )
 
 
 def _estimate(facts: ModelFacts, layer: LayerBytes, room: float, config: TrainConfig) -> str:
@@ -343,5 +358,7 @@ def _room(prepared: Prepared) -> tuple[float | None, str]:
     if rank is None or not all(prepared.gpus) or not prepared.gpus:
         return None, "ranks measure what weights, gradients and moments leave of their GPU"
     others = sum(size for name, size in rank.parts if name != ACTIVATIONS)
-    left = _GPU_SHARE * min(prepared.gpus) - CONTEXT_BYTES - others
+    inference, gpu = prepared.config.inference, min(prepared.gpus)
+    of_server = inference.gpu_memory_utilization if inference.colocate == "resident" else 0.0
+    left = (_GPU_SHARE - of_server) * gpu - CONTEXT_BYTES - others
     return left, "what weights, gradients and moments leave of a GPU"
