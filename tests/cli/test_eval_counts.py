@@ -11,7 +11,7 @@ from tests.cli.echo import telescope
 from tests.core.reports.test_reports import Checker
 
 from telescope_core.evals import EvalSettings
-from telescope_core.evals.result import counts_of, left_out_of, result_of
+from telescope_core.evals.result import counts_of, format_metric, left_out_of, result_of
 from telescope_core.records import RolloutRow
 from telescope_core.types import (
     EnvironmentDescription,
@@ -176,3 +176,8 @@ def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
     old = replace(result, stop_reasons={}, num_truncated=0, split_size=None)
     assert [one.number for one in counts_of(old)] == [0]
     assert left_out_of(old) == []
+
+
+def test_a_tiny_mean_such_as_a_cost_keeps_its_digits():
+    shown = [format_metric(value) for value in (0.0, 0.5, -0.25, 1234.5, 0.00042, -3.2e-7)]
+    assert shown == ["0.000", "0.500", "-0.250", "1234.500", "0.00042", "-3.2e-07"]

@@ -41,8 +41,12 @@ ONE = EnvironmentRecord(
         ),
         ({"lock_digest": "2" * 64}, ["digest: 111111111111 -> 222222222222"]),
         (
-            {"lock_digest": "2" * 64, "id": "other/toy", "registry": "elsewhere"},
+            {"lock_digest": "", "wheel_sha256": "", "id": "other/toy", "registry": "elsewhere"},
             ["environment: acme/toy -> other/toy", "registry: somewhere -> elsewhere"],
+        ),
+        (
+            {"lock_digest": "2" * 64, "registry": "elsewhere", "dependencies": ("six==1.17.0",)},
+            ["dependency numpy: 2.0 -> none", "dependency six: 1.16.0 -> 1.17.0"],
         ),
     ],
 )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
-from telescope_core.evals.result import counts_of, left_out_of
+from telescope_core.evals.result import counts_of, format_metric, left_out_of
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 
@@ -165,7 +165,7 @@ def result_table(result: EvalResult) -> Table:
     for name, value in result.metrics.items():
         about = result.metric_ranges.get(name)
         direction = ", lower is better" if about is not None and about.lower_is_better else ""
-        table.add_row(f"{name}{direction}", f"{value:.3f}", "", "")
+        table.add_row(f"{name}{direction}", format_metric(value), "", "")
     return table
 
 

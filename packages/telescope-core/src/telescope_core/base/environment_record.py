@@ -70,7 +70,8 @@ def elsewhere(name: str) -> EnvironmentRecord:
 def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
     """Return one line for each difference; no lines if both run the same code.
 
-    Apart from id and version, a field is compared only when both records know it.
+    Apart from id and version, a field is compared only when both records know it. One wheel is the
+    same code from whichever registry.
     """
     files = file_changes(before.files, after.files)
     if before.lock_digest and before.lock_digest == after.lock_digest:
@@ -80,7 +81,8 @@ def changes(before: EnvironmentRecord, after: EnvironmentRecord) -> list[str]:
         found.append(f"environment: {before.id} -> {after.id}")
     if before.version != after.version:
         found.append(f"version: {before.version} -> {after.version}")
-    if _both_differ(before.registry, after.registry):
+    is_same_wheel = bool(before.wheel_sha256) and before.wheel_sha256 == after.wheel_sha256
+    if not is_same_wheel and _both_differ(before.registry, after.registry):
         found.append(f"registry: {before.registry} -> {after.registry}")
     if _both_differ(before.wheel_sha256, after.wheel_sha256):
         found.append(f"sha256: {_short(before.wheel_sha256)} -> {_short(after.wheel_sha256)}")

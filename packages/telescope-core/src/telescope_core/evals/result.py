@@ -149,6 +149,11 @@ def counts_of(result: EvalResult) -> list[Count]:
     return [truncated, *(one for one in counts if one.number)]
 
 
+def format_metric(value: float) -> str:
+    """Return the mean of a metric as text: three decimals, or the first digits of a tiny one."""
+    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
+
+
 def left_out_of(result: EvalResult) -> list[Count]:
     """Return the numbers of examples and rows of the environment that this eval leaves out."""
     other = next(split for split in Split if split is not result.settings.split)

@@ -4,7 +4,7 @@ from html import escape
 from pathlib import Path
 
 from telescope_core.evals.folder import EvalFolder
-from telescope_core.evals.result import EvalResult, counts_of, left_out_of
+from telescope_core.evals.result import EvalResult, counts_of, format_metric, left_out_of
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
@@ -116,7 +116,7 @@ def _metrics(result: EvalResult) -> str:
     for name, value in result.metrics.items():
         known = result.metric_ranges.get(name)
         lower = known is not None and known.lower_is_better
-        rows.append((name, "lower is better" if lower else "", f"{value:.3f}"))
+        rows.append((name, "lower is better" if lower else "", format_metric(value)))
     return (
         "<h2>Metrics</h2>"
         '<p class="soft">Means over the scored rollouts that have the metric.</p>'
