@@ -52,11 +52,15 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, hos
         headers = {"authorization": f"Bearer {said['token']}", "accept": "application/json"}
         connection.request("GET", "/runs/quickstart/rollouts", headers=headers)
         assert json.loads(connection.getresponse().read())["total"] == 36
-        connection.close()
+        # An open page is told of changes as long as it is open, and must not hold up the end.
+        connection.request("GET", "/live", headers=headers)
+        assert connection.getresponse().readline() == b": telescope\n"
         assert said["pid"] == running.pid
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=LIMIT_S)
+        connection.close()
     assert "Traceback" not in errors
+    assert "ERROR" not in errors
     assert running.returncode in (0, 130)
     assert list((place / "cache" / "telescope" / "ui").glob("*.duckdb"))
 

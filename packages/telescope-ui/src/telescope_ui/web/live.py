@@ -41,6 +41,8 @@ _NEWEST = 4
 _NOTHING: JsonObject = {}
 _READY = ""
 """Event that tells a listener that all later changes are reported."""
+_END = "end"
+"""Event after which nothing more is reported."""
 
 State = Mapping[str, object]
 _OF_FILES = (OSError, TelescopeError, ValueError)
@@ -91,6 +93,10 @@ class Watcher:
             self._listeners.add(listener)
             self._listening.notify_all()
         return listener
+
+    def end(self) -> None:
+        """End the events of all open pages; they ask again, as after a lost connection."""
+        self._tell(_END, _NOTHING, "")
 
     def remove(self, listener: Listener) -> None:
         """Stop notifying `listener`."""
@@ -202,7 +208,7 @@ def _signs(root: Path, name: str) -> object:
 
 
 async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[bytes]:
-    """Yield server-sent events until the page is closed."""
+    """Yield server-sent events until the page is closed, or the server ends."""
     try:
         while True:
             try:
@@ -210,6 +216,8 @@ async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[byte
                     event, data = await listener.queue.get()
             except TimeoutError:
                 event, data = "still", _NOTHING
+            if event == _END:
+                return
             if event == _READY:
                 yield b": telescope\n\n"
                 continue

@@ -108,11 +108,23 @@ def serve(
         tell(_address(host, number), token, pid=os.getpid(), joined=None)
         # Loading it takes half a second, which the first page that needs it should not wait for.
         Thread(target=arrow_modules, name="load pyarrow", daemon=True).start()
-        server = uvicorn.Server(config)
+        server = _Server(config, watcher)
         # uvicorn ends in order at the other signals.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, server.handle_exit)
         interruptible.run(server.serve(sockets=[listening]))
+
+
+class _Server(uvicorn.Server):
+    """Ends the events of open pages when it is told to end; they would be cut off, as an error."""
+
+    def __init__(self, config: uvicorn.Config, watcher: Watcher) -> None:
+        super().__init__(config)
+        self._watcher = watcher
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watcher.end()
+        await super().shutdown(sockets)
 
 
 def exposure(host: str) -> str:
