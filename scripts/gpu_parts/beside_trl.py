@@ -1,6 +1,7 @@
 """Whole GRPO steps of 16 groups of 16 answers of 512 tokens on one GPU, beside TRL's.
 
-TRL samples with vLLM in its own process, which is its default on one GPU. A model with random
+TRL samples with vLLM in its own process, which is its default on one GPU, and recomputes no
+activations, so ours may keep what fits too, and shares the GPU as its plan decides. A model with random
 weights hardly ever ends an answer, so that both sides sample and train the same number of tokens.
 """
 
@@ -37,13 +38,13 @@ discard_group_zero_advantage = false
 
 [trainer]
 seq_len = 8192
+gradient_checkpointing = "auto"
 
 [scheduling]
 max_async_rollout = 0
 
 [inference]
-colocate = true
-gpu_memory_utilization = 0.4
+colocate = "auto"
 max_model_len = {MAX_TOKENS + 256}
 """
 
