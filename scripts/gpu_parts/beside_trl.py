@@ -44,7 +44,6 @@ gradient_checkpointing = "auto"
 max_async_rollout = 0
 
 [inference]
-colocate = "auto"
 max_model_len = {MAX_TOKENS + 256}
 """
 

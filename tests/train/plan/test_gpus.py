@@ -34,7 +34,7 @@ def problems(size: str, *more: str, gpus: int = 1, gpu_bytes: int = H100) -> lis
 
 
 def test_one_gpu_is_too_few_and_the_message_says_how_to_share_it():
-    (said,) = problems("0.6B")
+    (said,) = problems("0.6B", "--colocate", "false")
     assert "needs 2 GPUs" in said
     assert "this machine has 1" in said
     assert "colocate = 'auto'" in said
@@ -69,9 +69,8 @@ def decided_for(size: str, *more: str, gpus: int = 1, gpu_bytes: int = H100) -> 
 
 
 def test_the_machine_decides_how_trainer_and_server_share_a_gpu():
-    auto = ["--colocate", "auto"]
-    assert decided_for("0.6B", *auto, gpus=2).inference.colocate is False
-    found = decided_for("0.6B", *auto)
+    assert decided_for("0.6B", gpus=2).inference.colocate is False
+    found = decided_for("0.6B")
     assert found.inference.colocate == "resident"
     assert found.scheduling.max_async_rollout == 1
     # What the trainer leaves, and not the 0.9 of a server that is alone.
@@ -81,7 +80,7 @@ def test_the_machine_decides_how_trainer_and_server_share_a_gpu():
     assert rank.total_bytes + CONTEXT_BYTES + (share + 0.01) * H100 > H100
     # A model that is too large for both takes turns, which needs the whole batch first.
     little = ["--gpu_memory_utilization", "0.3"]
-    turns = decided_for("1.7B", *auto, *little, gpu_bytes=38 * 10**9)
+    turns = decided_for("1.7B", *little, gpu_bytes=38 * 10**9)
     assert turns.inference.colocate is True
     assert turns.scheduling.max_async_rollout == 0
     assert not was_set(turns.scheduling, "max_async_rollout")
@@ -213,7 +212,7 @@ def test_on_a_cpu_one_gpu_for_all_is_refused_with_the_reason():
         ([*SHARED, "--weight_transport", "nccl"], "cannot connect two processes on one GPU"),
         ([*SHARED, "--stream_gradients"], "take turns on the GPU"),
         ([*SHARED, "--use_lora", "--colocate_sleep_level", "2"], "forgets the weights"),
-        (["--colocate_sleep_level", "1"], "has no effect without colocate = true"),
+        (["--colocate", "false", "--colocate_sleep_level", "1"], "has no effect without colocate = true"),
         (["--weight_transport", "ipc"], "share with colocate = true"),
         (["--weight_transport", "disc"], "did you mean 'disk'"),
         (

@@ -181,7 +181,7 @@ async def open_processes(
             num_needed = config.num_rollout_servers
             healthy = servers.wait_until_healthy(num_needed=num_needed)
             loaded = ranks.open(rank_settings(prepared), num_threads=threads_of(prepared))
-            if config.inference.colocate:
+            if config.inference.shares_gpu:
                 failed = await one_after_another(
                     healthy,
                     ranks.prepare(),
@@ -462,4 +462,4 @@ def transport_of(config: TrainConfig, device: Device) -> str:
         return name
     if device != "cuda":
         return "gloo"
-    return "ipc" if config.inference.colocate else "nccl"
+    return "ipc" if config.inference.shares_gpu else "nccl"

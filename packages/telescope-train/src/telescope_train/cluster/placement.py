@@ -144,7 +144,7 @@ def rank_bundles(config: TrainConfig, device: str) -> list[Bundle]:
 
 def _share(config: TrainConfig) -> float:
     """Return the part of each GPU that a process gets."""
-    return 0.5 if config.inference.colocate else 1
+    return 0.5 if config.inference.shares_gpu else 1
 
 
 def bundles_of(config: TrainConfig, device: str) -> list[Bundle]:

@@ -60,7 +60,7 @@ class InferenceSection(Section):
     """Type in which servers multiply the matrices of layers: `fp8` = 8 bits, to which they round
     the weights that they get. Needs layers in bfloat16, a GPU or a CPU with AMX, and a correction
     such as `use_tis`, which is then on where it is null."""
-    colocate: bool | Literal["resident", "auto"] = False
+    colocate: bool | Literal["resident", "auto"] = "auto"
     """Let one trainer process and one server share a GPU: `true` = the server sleeps while the
     trainer works (`max_async_rollout = 0`), `resident` = both keep their memory and work at the
     same time, `auto` = each its own GPU if there are two, else resident if both fit, else taking
@@ -85,6 +85,11 @@ class InferenceSection(Section):
         """GPUs, or computing processes on CPU, of one server."""
         return self.inference_tensor_parallel_size * self.inference_data_parallel_size
 
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether trainer and server share a GPU; for `auto` only the plan knows."""
+        return self.colocate in (True, "resident")
+
 
 TRANSPORTS_GROUP = "telescope.weight_transports"
 """Entry points of transports; see `telescope_train.weights.transport`."""
@@ -98,7 +103,7 @@ class WeightsSection(Section):
 
     weight_transport: str = "auto"
     """Name of an installed transport: `gloo` over TCP, `nccl` from GPU to GPU, `ipc` inside one
-    GPU, `disk` through files in the run folder; `auto` = `ipc` with `colocate`, else `nccl` with
+    GPU, `disk` through files in the run folder; `auto` = `ipc` in a shared GPU, else `nccl` with
     GPUs and `gloo` without."""
     weight_broadcast_bucket_mb: Index = 256
     """Most MiB that are sent at once; a larger tensor is sent by itself, and with 0 every tensor

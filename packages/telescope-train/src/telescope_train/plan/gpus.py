@@ -23,7 +23,7 @@ CONTEXT_BYTES = 2 * 2**30
 
 def num_gpus_needed(config: TrainConfig) -> int:
     """Return the number of GPUs of a run; a server of several counts them all."""
-    if config.inference.colocate:
+    if config.inference.shares_gpu:
         return 1
     inference = config.inference
     servers = inference.inference_num_workers * inference.processes_per_server
@@ -187,7 +187,7 @@ def _smaller_rank(config: TrainConfig) -> str:
         )
     if not trainer.fsdp_cpu_offload:
         return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
-    if not config.inference.colocate:
+    if not config.inference.shares_gpu:
         return "raise trainer_num_workers, or lower seq_len"
     return "lower seq_len, or use a GPU for each"
 

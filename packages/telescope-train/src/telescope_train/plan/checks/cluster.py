@@ -144,7 +144,7 @@ def weights_problems(config: TrainConfig) -> Iterator[str]:
     known = entry_points(group=TRANSPORTS_GROUP).names
     if name != AUTO_TRANSPORT and name not in known:
         yield str(unknown_name("weight_transport", name, (AUTO_TRANSPORT, *sorted(known))))
-    if name == "ipc" and config.inference.colocate in (False, "auto"):
+    if name == "ipc" and not config.inference.shares_gpu:
         yield (
             "weights.weight_transport = 'ipc' works inside one GPU, which trainer and server share "
             "with colocate = true or 'resident'; set it, or use 'auto'"
@@ -188,7 +188,7 @@ def weights_device_problems(config: TrainConfig, device: Device) -> Iterator[str
             "weights.weight_broadcast_staging = 'pinned' is for a GPU, which would read from it, "
             "and this machine has none; use 'pageable'"
         )
-    if config.inference.colocate:
+    if config.inference.shares_gpu:
         yield (
             "inference.colocate shares a GPU between trainer and server, and this machine has "
             "none: on CPU both run beside each other anyway, and a vLLM that sleeps there frees "
@@ -206,7 +206,7 @@ def colocation_problems(config: TrainConfig) -> Iterator[str]:
             "without colocate = true: servers sleep only where they take turns with the trainer; "
             "set that, or remove it",
         )
-    if inference.colocate in (False, "auto"):
+    if not inference.shares_gpu:
         return
     if inference.colocate is True and config.scheduling.max_async_rollout:
         yield (
