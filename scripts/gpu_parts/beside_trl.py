@@ -1,8 +1,8 @@
 """Whole GRPO steps of 16 groups of 16 answers of 512 tokens on one GPU, beside TRL's.
 
 TRL samples with vLLM in its own process, which is its default on one GPU, and recomputes no
-activations, so ours may keep what fits too, and shares the GPU as its plan decides. A model with random
-weights hardly ever ends an answer, so that both sides sample and train the same number of tokens.
+activations, so ours may keep what fits too, and shares the GPU as its plan decides. A model with
+random weights hardly ever ends an answer, so that both sides sample and train as many tokens.
 """
 
 import statistics

@@ -212,7 +212,10 @@ def test_on_a_cpu_one_gpu_for_all_is_refused_with_the_reason():
         ([*SHARED, "--weight_transport", "nccl"], "cannot connect two processes on one GPU"),
         ([*SHARED, "--stream_gradients"], "take turns on the GPU"),
         ([*SHARED, "--use_lora", "--colocate_sleep_level", "2"], "forgets the weights"),
-        (["--colocate", "false", "--colocate_sleep_level", "1"], "has no effect without colocate = true"),
+        (
+            ["--colocate", "false", "--colocate_sleep_level", "1"],
+            "has no effect without colocate = true",
+        ),
         (["--weight_transport", "ipc"], "share with colocate = true"),
         (["--weight_transport", "disc"], "did you mean 'disk'"),
         (
