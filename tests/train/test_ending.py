@@ -10,6 +10,7 @@ from telescope_core.base.interrupts import Interrupted
 from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.room import room_for
+from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import CheckpointManifest, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.ending import end_early
@@ -75,6 +76,28 @@ def test_a_death_says_where_the_run_stood(config: TrainConfig) -> None:
     assert "Ray's raylet died" in folder.info().reason
     for part in ("Ray's raylet died", "step 5", "step 4", "--resume"):
         assert part in str(ended)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"trainer": {"gradient_checkpointing": False}}, "set gradient_checkpointing = true"),
+        ({"trainer": {"gradient_checkpointing": "auto"}}, "set activation_memory_gib, or"),
+        ({"trainer": {"use_lora": True}}, "set fsdp_cpu_offload = true"),
+        (
+            {"inference": {"colocate": "resident", "gpu_memory_utilization": 0.5}},
+            "set gpu_memory_utilization below 0.5, which leaves more to the trainer, or set opt",
+        ),
+    ],
+)
+def test_a_gpu_without_memory_says_what_needs_less(config: TrainConfig, settings, advice) -> None:
+    changed = TrainConfig.model_validate(config.model_dump(exclude_unset=True) | settings)
+    folder = begun(changed, saved=4)
+    ended = end_early(changed, folder, GpuMemoryError("trainer rank 0 ran out of GPU memory"))
+    assert isinstance(ended, GpuMemoryError)
+    assert f"ran out of GPU memory; {advice}" in str(ended)
+    assert ". The run ended at step 5; step 4 is saved in " in str(ended)
+    assert folder.info().reason == "stopped: trainer rank 0 ran out of GPU memory"
 
 
 def test_what_is_closed_on_a_full_disk_does_not_hide_the_first_error(config: TrainConfig) -> None:

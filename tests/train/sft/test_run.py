@@ -13,6 +13,7 @@ from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.records import RunFolder
 from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
+from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import device
@@ -21,6 +22,7 @@ from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.examples import gold_samples
 from telescope_train.sft.run import backend_settings, run_sft
+from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -322,6 +324,20 @@ def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_gpu_without_memory_says_what_needs_less(config_file, tmp_path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 is full.")
+
+    monkeypatch.setattr(TrainerWorker, "train_minibatches", fails)
+    with pytest.raises(GpuMemoryError) as caught:
+        run_sft(load_sft_config([config_file], ["--gradient_checkpointing", "false"]))
+    assert str(caught.value).startswith(
+        "the trainer ran out of GPU memory: Tried to allocate 9 GiB. GPU 0 is full; set "
+        "gradient_checkpointing = true; no checkpoint was saved"
+    )
+    assert RunFolder.open(tmp_path / "warm-log").info().state == "failed"
+
+
 def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp_path, monkeypatch):
     """It is opened in a process of its own, where the class has to say so itself."""
     (tmp_path / "keyed.py").write_text(

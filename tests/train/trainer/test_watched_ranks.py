@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import sys
 from collections.abc import Awaitable, Callable, Hashable
 from datetime import timedelta
@@ -28,7 +29,7 @@ from ray.exceptions import (
 
 from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.logs import Logs
-from telescope_train.backends.protocol import RankDiedError
+from telescope_train.backends.protocol import GpuMemoryError, RankDiedError
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import stages
 from telescope_train.cluster.placement import Bundle
@@ -37,7 +38,7 @@ from telescope_train.cluster.ray_cluster import UNREACHABLE_S, ray_cluster
 from telescope_train.config.schema import RaySection
 from telescope_train.simulation.virtual_time import run_in_virtual_time
 from telescope_train.trainer import worker
-from telescope_train.trainer.rank_actor import RankActor
+from telescope_train.trainer.rank_actor import ALLOCATOR_VARIABLES, RankActor
 from telescope_train.trainer.ray_ranks import _RayRank, _SharedProgress
 from telescope_train.trainer.worker import Meeting
 
@@ -112,6 +113,23 @@ def test_what_a_process_imports_is_progress(monkeypatch: pytest.MonkeyPatch) -> 
     before = rank.signs_of_life()
     monkeypatch.setitem(sys.modules, "a_new_module", ModuleType("a_new_module"))
     assert rank.signs_of_life() > before
+
+
+def test_a_rank_alone_on_its_gpu_may_grow_its_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings_with(*, owns_gpu: bool, **set_before: str) -> dict[str, str]:
+        for name in ALLOCATOR_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in set_before.items():
+            monkeypatch.setenv(name, value)
+        RankActor(Logs(folder=Path("logs")), Network(is_local=True), owns_gpu=owns_gpu)
+        return {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
+
+    grows = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert settings_with(owns_gpu=True) == grows
+    # Such memory cannot be shown to the server that is on the same GPU.
+    assert settings_with(owns_gpu=False) == {}
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    assert settings_with(owns_gpu=True, **own) == own
 
 
 def test_a_rank_says_what_it_does_until_it_is_open() -> None:
@@ -195,6 +213,12 @@ def in_the_actor(cause: Exception) -> RayTaskError:
 
 LOST = ObjectLostError("ab" * 14, "", "")
 FULL = ObjectStoreFullError("no room for 2 GB")
+TOO_LARGE = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of "
+    "which 1.20 GiB is free. Process 7 has 77.90 GiB memory in use. Of the allocated memory 70.00 "
+    "GiB is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated. If reserved "
+    "but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True."
+)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +232,13 @@ FULL = ObjectStoreFullError("no room for 2 GB")
         (OutOfDiskError("the disk is full"), NoRoomError, "free space in .* with --resume"),
         (in_the_actor(FULL), NoRoomError, "Ray has no room"),
         (in_the_actor(ConfigError("lower it")), ConfigError, "^lower it$"),
+        (
+            in_the_actor(TOO_LARGE),
+            GpuMemoryError,
+            "^trainer rank 0 ran out of GPU memory: Tried to allocate 2.50 GiB. GPU 0 has a total "
+            "capacity of 79.11 GiB of which 1.20 GiB is free$",
+        ),
+        (in_the_actor(torch.OutOfMemoryError("no room")), GpuMemoryError, "memory: no room$"),
         (in_the_actor(ValueError("a defect")), RayTaskError, "a defect"),
     ],
 )

@@ -13,9 +13,11 @@ from telescope_core.base.interrupts import Interrupted
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
+from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.checkpoints.resume import newest_to_go_on
 from telescope_train.config.schema import TrainConfig
+from telescope_train.config.trainer_section import smaller_rank
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,9 +43,25 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     with suppress(OSError, NoRoomError):
         folder.fail(reason)
     if isinstance(error, ProcessDiedError):
-        steps = f"The run ended at step {folder.last_step()}"
-        return ProcessDiedError(f"{error}. {steps}; {how_to_go_on(config)}")
+        return ProcessDiedError(f"{error}. {_ended(config, folder)}")
+    if isinstance(error, GpuMemoryError):
+        return GpuMemoryError(f"{error}; {_less_memory(config)}. {_ended(config, folder)}")
     return error
+
+
+def _ended(config: TrainConfig, folder: RunFolder) -> str:
+    return f"The run ended at step {folder.last_step()}; {how_to_go_on(config)}"
+
+
+def _less_memory(config: TrainConfig) -> str:
+    inference = config.inference
+    advice = smaller_rank(
+        config.trainer, config.megatron, shares_gpu=inference.shares_gpu, in_step=True
+    )
+    if inference.colocate != "resident":
+        return advice
+    share = f"gpu_memory_utilization below {inference.gpu_memory_utilization:g}"
+    return f"set {share}, which leaves more to the trainer, or {advice}"
 
 
 def how_to_go_on(config: TrainConfig) -> str:

@@ -33,6 +33,17 @@ class RankDiedError(ProcessDiedError):
     """A trainer rank died, or no rank makes progress. All ranks can be restarted."""
 
 
+class GpuMemoryError(TelescopeError):
+    """A trainer rank needs more memory than its GPU has left."""
+
+    @classmethod
+    def of(cls, process: str, error: Exception) -> "GpuMemoryError":
+        """Return what torch's `error` in `process` means."""
+        # After two sentences of sizes come others about torch's allocator: they are in the log.
+        sizes = ". ".join(str(error).split(". ")[1:3]) or str(error)
+        return cls(f"{process} ran out of GPU memory: {sizes.removesuffix('.')}")
+
+
 class TransferError(TelescopeError):
     """Weights could not be sent, because of a receiver."""
 

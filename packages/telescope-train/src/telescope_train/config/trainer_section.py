@@ -160,3 +160,48 @@ class MegatronSection(Section):
     """Build the layers of Transformer Engine's modules instead of Telescope's own; needs a GPU."""
     megatron_fp8: bool = False
     """Multiply matrices in 8 bits; needs Transformer Engine and a GPU that can."""
+
+
+def smaller_rank(
+    trainer: TrainerSection,
+    megatron: MegatronSection,
+    *,
+    shares_gpu: bool = False,
+    in_step: bool = False,
+) -> str:
+    """Return the first unused setting that reduces the memory of a rank.
+
+    `shares_gpu`: whether a server is on its GPU. `in_step`: whether it ran out of memory in a step,
+    where "auto" may have kept too many activations.
+    """
+    if trainer.train_backend == "megatron":
+        return _smaller_megatron_rank(megatron)
+    if in_step and trainer.gradient_checkpointing == "auto":
+        return "set activation_memory_gib, or gradient_checkpointing = true"
+    if trainer.gradient_checkpointing in (False, "selective"):
+        return "set gradient_checkpointing = true"
+    offloads = trainer.optimizer_cpu_offload or trainer.fsdp_cpu_offload
+    if not trainer.use_lora and trainer.optimizer == "adamw" and not offloads:
+        return (
+            "set optimizer_cpu_offload = true, optimizer = 'adamw_bf16' or 'adamw_8bit', or "
+            "use_lora = true"
+        )
+    if not trainer.fsdp_cpu_offload:
+        return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
+    if not shares_gpu:
+        return "raise trainer_num_workers, or lower seq_len"
+    return "lower seq_len, or use a GPU for each"
+
+
+def _smaller_megatron_rank(section: MegatronSection) -> str:
+    if not section.megatron_gradient_checkpointing:
+        return "set megatron_gradient_checkpointing = true"
+    if not section.megatron_use_distributed_optimizer:
+        return "set megatron_use_distributed_optimizer = true"
+    more = (
+        "raise megatron_tensor_parallel_size or megatron_pipeline_parallel_size, and "
+        "trainer_num_workers with it, or lower seq_len"
+    )
+    if section.megatron_optimizer_cpu_offload:
+        return more
+    return f"set megatron_optimizer_cpu_offload = true, or {more}"

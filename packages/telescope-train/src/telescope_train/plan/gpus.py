@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from telescope_train.config.fields import decided, was_set
 from telescope_train.config.schema import TrainConfig
+from telescope_train.config.trainer_section import smaller_rank
 from telescope_train.models.facts import ModelFacts
 from telescope_train.plan.memory import (
     MemoryPlan,
@@ -111,7 +112,7 @@ def memory_problems(
     if rank.total_bytes + CONTEXT_BYTES > gpu_bytes:
         yield (
             f"a trainer rank needs about {_gib(rank.total_bytes + CONTEXT_BYTES)} GiB "
-            f"({_largest(rank)}), and a GPU here has {_gib(gpu_bytes)}; {_smaller_rank(config)}"
+            f"({_largest(rank)}), and a GPU here has {_gib(gpu_bytes)}; {_smaller(config)}"
         )
     used = config.inference.gpu_memory_utilization * gpu_bytes
     least = _least_of_server(config, facts, limit)
@@ -153,7 +154,7 @@ def _colocation_problems(
         yield (
             f"a trainer rank beside a server that sleeps needs about "
             f"{_gib(rank.total_bytes + 2 * CONTEXT_BYTES)} GiB, and the GPU has "
-            f"{_gib(gpu_bytes)}; {_smaller_rank(config)}"
+            f"{_gib(gpu_bytes)}; {_smaller(config)}"
         )
     if resident + used <= gpu_bytes:
         return
@@ -169,47 +170,13 @@ def _colocation_problems(
         yield (
             f"the trainer keeps {_gib(resident)} GiB on the GPU while rollouts are sampled, and "
             f"the server needs {_gib(least)}: more than its {_gib(gpu_bytes)} together; "
-            f"{_smaller_rank(config)}"
+            f"{_smaller(config)}"
         )
 
 
-def _smaller_rank(config: TrainConfig) -> str:
-    """Return the first unused setting that reduces the memory of a rank."""
-    trainer = config.trainer
-    if trainer.train_backend == "megatron":
-        return _smaller_megatron_rank(config)
-    if not trainer.gradient_checkpointing:
-        return "set gradient_checkpointing = true"
-    if not trainer.use_lora and not _saves_moments(config):
-        return (
-            "set optimizer_cpu_offload = true, optimizer = 'adamw_bf16' or 'adamw_8bit', or "
-            "use_lora = true"
-        )
-    if not trainer.fsdp_cpu_offload:
-        return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
-    if not config.inference.shares_gpu:
-        return "raise trainer_num_workers, or lower seq_len"
-    return "lower seq_len, or use a GPU for each"
-
-
-def _smaller_megatron_rank(config: TrainConfig) -> str:
-    section = config.megatron
-    if not section.megatron_gradient_checkpointing:
-        return "set megatron_gradient_checkpointing = true"
-    if not section.megatron_use_distributed_optimizer:
-        return "set megatron_use_distributed_optimizer = true"
-    more = (
-        "raise megatron_tensor_parallel_size or megatron_pipeline_parallel_size, and "
-        "trainer_num_workers with it, or lower seq_len"
-    )
-    if section.megatron_optimizer_cpu_offload:
-        return more
-    return f"set megatron_optimizer_cpu_offload = true, or {more}"
-
-
-def _saves_moments(config: TrainConfig) -> bool:
-    trainer = config.trainer
-    return trainer.optimizer != "adamw" or trainer.optimizer_cpu_offload or trainer.fsdp_cpu_offload
+def _smaller(config: TrainConfig) -> str:
+    shares_gpu = config.inference.shares_gpu
+    return smaller_rank(config.trainer, config.megatron, shares_gpu=shares_gpu)
 
 
 def _largest(plan: MemoryPlan) -> str:

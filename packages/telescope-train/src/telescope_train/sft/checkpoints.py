@@ -93,15 +93,15 @@ def how_to_go_on(config: SftConfig) -> GoOn:
     return by_moving_it if config.resume_from_checkpoint == LATEST else by_its_path
 
 
-def interrupted_text(config: SftConfig, error: interrupts.Interrupted) -> str:
-    """Return what training interrupted by a signal has kept, and how to continue it."""
+def ended_text(config: SftConfig, why: str) -> str:
+    """Return why training ended early, what it has kept, and how to continue it."""
     if saved := complete_checkpoints(_folder(config)):
         return (
-            f"{error}; step {saved[-1].step} is saved in {saved[-1].path}: continue with "
+            f"{why}; step {saved[-1].step} is saved in {saved[-1].path}: continue with "
             f"--resume_from_checkpoint {LATEST}"
         )
     advice = "" if config.checkpoint_every else "; set checkpoint_every to be able to continue"
-    return f"{error}; no checkpoint was saved, so training begins again{advice}"
+    return f"{why}; no checkpoint was saved, so training begins again{advice}"
 
 
 @contextmanager

@@ -5,12 +5,13 @@ The same samples, packing and trainer ranks as reinforcement learning, with anot
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
@@ -20,7 +21,7 @@ from telescope_core.records.files import append_json_line, read_json_lines, writ
 from telescope_core.records.logs import Logs
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends import layout_of
-from telescope_train.backends.protocol import BackendSettings, Ranks
+from telescope_train.backends.protocol import BackendSettings, GpuMemoryError, Ranks
 from telescope_train.batches.batch import PackedBatch, StepPlan, TrainingSample
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
@@ -33,6 +34,7 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.schema import ModelSection, RaySection
+from telescope_train.config.trainer_section import smaller_rank
 from telescope_train.models.device import threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
 from telescope_train.models.location import require_replaceable
@@ -40,8 +42,8 @@ from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
 from telescope_train.sft.checkpoints import (
     checkpointer,
+    ended_text,
     how_to_go_on,
-    interrupted_text,
     log_folder,
     no_half_checkpoints,
     resume_notes,
@@ -91,9 +93,8 @@ def run_sft(
             return _run_sft(config, on_row, tell)
         except interrupts.Interrupted as error:
             with interrupts.held():
-                raise interrupts.Interrupted(
-                    error.number, interrupted_text(config, error)
-                ) from error
+                told = ended_text(config, f"{error}")
+                raise interrupts.Interrupted(error.number, told) from error
 
 
 def _run_sft(
@@ -125,7 +126,7 @@ def _run_sft(
     save_resolved(config, folder / "config.json")
     run = RunFolder.begin(folder, name=output.name)
     try:
-        with no_half_checkpoints(config):
+        with no_half_checkpoints(config), _advising_on_memory(config):
             interruptible.run(_train_and_export(config, samples, point, output.absolute(), on_row))
     except BaseException as error:
         with interrupts.held(), suppress(OSError, NoRoomError):
@@ -136,6 +137,18 @@ def _run_sft(
         raise
     run.finish()
     return output
+
+
+@contextmanager
+def _advising_on_memory(config: SftConfig) -> Iterator[None]:
+    """Say what to change, and how to go on, where a rank runs out of GPU memory."""
+    try:
+        yield
+    except (GpuMemoryError, torch.OutOfMemoryError) as error:
+        is_told = isinstance(error, GpuMemoryError)
+        told = error if is_told else GpuMemoryError.of("the trainer", error)
+        advice = smaller_rank(trainer_section(config), config.megatron, in_step=True)
+        raise GpuMemoryError(ended_text(config, f"{told}; {advice}")) from None
 
 
 def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ call: Ray imports it then, while a thread reports the progress.
 """
 
 import logging
+import os
 import resource
 import sys
 import time
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from telescope_train.trainer.worker import TrainerWorker
 
 _LOGGER = logging.getLogger(__name__)
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables that set up torch's allocator, which reads them when torch is imported."""
 WATCHING = "watching"
 """Name of a rank's thread that answers questions about its progress."""
 
@@ -40,7 +43,12 @@ class RankPlace(NamedTuple):
 class RankActor:
     """One trainer rank in its own process."""
 
-    def __init__(self, logs: Logs, network: Network) -> None:
+    def __init__(self, logs: Logs, network: Network, *, owns_gpu: bool = False) -> None:
+        """`owns_gpu`: whether no server is on the GPU of this rank."""
+        if owns_gpu and not any(map(os.environ.get, ALLOCATOR_VARIABLES)):
+            # Rows have many lengths, and blocks of a fixed size would leave gaps between them. A
+            # server on the same GPU could not map such memory.
+            os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
         self._logs = logs
         self._network = network
         self._worker: TrainerWorker | None = None

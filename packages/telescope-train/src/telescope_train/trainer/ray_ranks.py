@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
 from telescope_core.base.errors import NoRoomError, ProcessDiedError
 from telescope_core.records.logs import Logs
-from telescope_train.backends.protocol import BackendSettings, RankDiedError
+from telescope_train.backends.protocol import BackendSettings, GpuMemoryError, RankDiedError
 from telescope_train.batches.batch import PackedBatch, Shards
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import Stages, all_nodes, stages
@@ -157,6 +158,8 @@ def _faults_of_ray(process: str) -> Iterator[None]:
         # Errors in the actor, such as in reading an argument, come with a traceback.
         cause = error.cause if isinstance(error, RayTaskError) else error
         why = str(cause).strip().partition("\n")[0]
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise GpuMemoryError.of(process, cause) from None
         if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
             raise NoRoomError(
                 f"Ray has no room for a batch or an answer of {process}: {why}; free space in the "
@@ -206,7 +209,9 @@ class RayRanks(AllRanks):
         actor_class = ray.remote(concurrency_groups={WATCHING: 1})(RankActor)
         self._processes = [
             _RayRank(
-                actor_class.options(**place).remote(self._logs, self._network),
+                actor_class.options(**place).remote(
+                    self._logs, self._network, owns_gpu=place.get("num_gpus") == 1
+                ),
                 number,
                 progress,
                 self._timeout_s,
