@@ -15,17 +15,19 @@ from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerRole, ServerState
+from telescope_core.records.timeline import ModelCall
 from telescope_core.types import Sampling
 from telescope_train.backends.protocol import TransferError
 from telescope_train.backends.transfer import Place
 from telescope_train.cluster.supervision import supervised
 from telescope_train.config.eval_folders import AFTER, BEFORE
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals
-from telescope_train.evals.servers import EvalServers
+from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import train
+from telescope_train.observability.calls import CallLog
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload, lognormal
 from telescope_train.simulation.run import History, Scenario, SimulatedRun
@@ -45,13 +47,15 @@ def scenario(*, steps: int = 8, every: int = 2, samples: int = 8, **settings: An
 
 
 class OfEvals:
-    """Gives each rollout of an eval a policy that asks the servers of evals."""
+    """Gives each attempt of an eval a policy that asks the servers of evals."""
 
     def __init__(self, servers: EvalServers) -> None:
         self._servers = servers
+        self.calls: list[ModelCall] = []
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> SimulatedPolicy:
-        return SimulatedPolicy(self._servers, rollout_id)
+        calls = EvalCalls(self._servers, CallLog(self.calls.append), rollout_id)
+        return SimulatedPolicy(calls, rollout_id)
 
     async def close(self) -> None:
         """Do nothing."""
@@ -82,10 +86,11 @@ class World:
             run.pool, run.ranks, in_flight="pause", others=[own] if own else []
         )
         run.publisher = self.publisher
+        self.policies = OfEvals(self.servers)
         live = LiveEvals(
             config=self.scenario.config,
             environments={"held-out": SimulatedEnvironment(self.workload, name="held-out")},
-            policies=OfEvals(self.servers),
+            policies=self.policies,
             folder=self.folder,
             concurrency=self.concurrency,
         )
@@ -148,6 +153,18 @@ def test_on_shared_servers_every_token_is_of_the_version_evaluated(tmp_path):
     # The trainer goes on beside the eval, and only the weights wait for it.
     waited = [row["time/sync_s"] for row in world.run.history.rows]
     assert min(waited[2], waited[4]) > 5 * max(waited[0], waited[1], waited[3])
+
+
+def test_a_rollout_of_an_eval_that_fails_is_played_again_and_its_calls_say_so(tmp_path):
+    world = in_world(World.train, tmp_path, workload=replace(SHORT, failure_rate=0.3))
+    assert len(world.run.history.rows) == 8
+    assert [point.state for point in world.points] == [DONE] * 4
+    # Some fail in every attempt that they have.
+    assert min(point.num_scored for point in world.points) > 8
+    calls = world.policies.calls
+    assert {call.index for call in calls} == {0, 1}
+    assert max(call.attempt for call in calls) > 1
+    assert all(call.group_id.startswith("eval-") for call in calls)
 
 
 def test_servers_of_their_own_hold_a_version_while_training_goes_on(tmp_path):

@@ -21,6 +21,7 @@ from telescope_core.gateway import canceled_attempt
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
 
 _SEEDS_PER_EXAMPLE = 4096
+_ATTEMPT = "/attempt-"
 _ALL_END = "eval stopped, as no rollout can succeed"
 
 
@@ -89,6 +90,18 @@ def group_id(example_index: int) -> str:
     return f"eval-{example_index:06d}"
 
 
+def attempt_id(rollout_id: str, attempt: int) -> str:
+    """Return the id of an attempt, so that a policy may keep token history by id."""
+    return rollout_id if attempt == 1 else f"{rollout_id}{_ATTEMPT}{attempt}"
+
+
+def parts_of_attempt(attempt_id: str) -> tuple[str, int, int]:
+    """Return group id, index and number of an attempt with an id of `attempt_id`."""
+    rollout_id, _, attempt = attempt_id.partition(_ATTEMPT)
+    group, _, index = rollout_id.rpartition("/")
+    return group, int(index), int(attempt or 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     example_index: int
@@ -141,10 +154,8 @@ class _EvalRun:
         )
 
     async def _play(self, request: PlayRequest, *, attempt: int) -> Rollout:
-        # Each attempt has an id of its own, so that a policy may keep token history by id.
-        suffix = "" if attempt == 1 else f"/attempt-{attempt}"
         try:
-            policy = self.policies.policy(request.rollout_id + suffix, request.sampling)
+            policy = self.policies.policy(attempt_id(request.rollout_id, attempt), request.sampling)
             try:
                 with contained():
                     return await self.environment.play(request, policy)

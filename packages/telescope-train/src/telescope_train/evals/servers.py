@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from telescope_core.evals.runner import parts_of_attempt
 from telescope_core.records.servers import ServerState
 from telescope_train.inference.generation import Generation, Request
 from telescope_train.inference.pool import ServerPool
@@ -72,13 +73,12 @@ class EvalServers:
 
 
 class EvalCalls:
-    """The servers of evals, for one rollout; each call is recorded."""
+    """The servers of evals, for one attempt; each call is recorded."""
 
-    def __init__(self, servers: EvalServers, calls: CallLog, rollout_id: str) -> None:
+    def __init__(self, servers: EvalServers, calls: CallLog, attempt_id: str) -> None:
         self._servers = servers
         self._calls = calls
-        self._group_id, _, index = rollout_id.rpartition("/")
-        self._index = int(index)
+        self._group_id, self._index, self._attempt = parts_of_attempt(attempt_id)
         self._num_calls = 0
 
     @property
@@ -93,7 +93,7 @@ class EvalCalls:
             environment=self._servers.playing,
             group_id=self._group_id,
             index=self._index,
-            attempt=1,
+            attempt=self._attempt,
             call=self._num_calls,
             step=None,
         )
