@@ -79,13 +79,16 @@ class History:
         return self._steps[-1] if self._steps else 0
 
     def parts(self, start: str, end: str = "") -> list[str]:
-        """Return the parts of metric names between `start` and `end`, except those with a slash."""
+        """Return the parts of metric names between `start` and `end`.
+
+        Names of environments and evals may have a slash; what is last has none.
+        """
         found = [
             name[len(start) : len(name) - len(end)]
             for name in self.metrics
             if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end)
         ]
-        return [name for name in found if "/" not in name]
+        return [name for name in found if end or "/" not in name]
 
     @property
     def environments(self) -> list[str]:
