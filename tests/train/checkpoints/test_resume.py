@@ -28,6 +28,7 @@ from telescope_train.checkpoints.folders import (
 from telescope_train.checkpoints.resume import (
     ResumePoint,
     is_over,
+    location_problems,
     newest_to_go_on,
     resume_point,
     trained_before,
@@ -240,16 +241,36 @@ def test_a_run_that_begins_at_a_checkpoint_has_a_step_to_take(forked):
 
 def test_ranks_that_die_go_back_to_a_checkpoint_of_their_own_run(tiny, tmp_path):
     config = config_of(tmp_path, tiny, *SAVED)
-    folder = tmp_path / "run" / "checkpoints"
+    folder = RunFolder.create(tmp_path / "run", config={}, name="run").path / "checkpoints"
     assert newest_to_go_on(config, None) is None
     checkpoint_at(folder, 5)
     assert newest_to_go_on(config, None).step == 5
     # Neither another run's nor one without what training needs.
-    for step, field, value in ((6, "run", "other"), (7, "has_training_state", False)):
+    for step, field, value in (
+        (6, "run", "other"),
+        (7, "has_training_state", False),
+        (8, "started_at", "2026-01-01T00:00:00+00:00"),
+    ):
         checkpoint_at(folder, step)
         path = folder / f"step-{step:06d}" / "checkpoint.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
         assert newest_to_go_on(config, None).step == 5
+
+
+def test_a_new_run_does_not_take_over_the_checkpoints_of_an_earlier_one(tiny, tmp_path):
+    shared = ["--checkpoint_dir", str(tmp_path / "shared"), *SAVED]
+    config = config_of(tmp_path, tiny, *shared)
+    assert location_problems(config, None) == []
+    own = tmp_path / "shared" / "run"
+    checkpoint_at(own, 5, whole=False)
+    (refused,) = location_problems(config, None)
+    assert f"{str(own)!r} holds checkpoints of an earlier run (step-000005)" in refused
+    shutil.rmtree(own)
+    # One that began at the same time, and saves to the same place.
+    RunFolder.create(tmp_path / "run", config={}, name="run")
+    checkpoint_at(own, 6, started_at="2026-01-01T00:00:00+00:00")
+    with pytest.raises(ConfigError, match="another run of the name 'run', which began at 2026-01"):
+        resume_point(config_of(tmp_path, tiny, *shared, *LATEST[2:]), {})
 
 
 @pytest.mark.parametrize("is_same_run", [True, False])
@@ -342,11 +363,14 @@ def test_evals_after_training_are_kept_where_no_step_is_left(tmp_path):
         assert [one.name for one in again.eval_folders()] == left
 
 
-def checkpoint_at(folder: Path, step: int, *, name: str = "", whole: bool = True) -> None:
+def checkpoint_at(
+    folder: Path, step: int, *, name: str = "", whole: bool = True, started_at: str = ""
+) -> None:
     path = folder / (name or f"step-{step:06d}")
     (path / "state").mkdir(parents=True)
     manifest = CheckpointManifest(
         run="run",
+        started_at=started_at,
         step=step,
         num_ranks=1,
         has_training_state=True,

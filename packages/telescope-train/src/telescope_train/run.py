@@ -349,7 +349,12 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)
     checkpointer = Checkpointer(
-        SavedRun.from_config(config, prepared.environments.records, prepared.inputs),
+        SavedRun.from_config(
+            config,
+            prepared.environments.records,
+            prepared.inputs,
+            started_at=resources.folder.info().started_at,
+        ),
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,

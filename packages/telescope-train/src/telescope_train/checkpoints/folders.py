@@ -55,6 +55,9 @@ class CheckpointManifest(BaseModel):
     format_version: int = FORMAT_VERSION
     run: str
     """Name of the run."""
+    started_at: str = ""
+    """When the run began, which tells runs of one name apart; empty in checkpoints of earlier
+    versions, and of supervised training."""
     step: int
     """Number of steps taken, which is also the version of the weights."""
     created_at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -130,6 +133,12 @@ class RunCheckpoint:
             there = sorted(f"{_STATE}{one.name}" for one in parts)
             wrong += [f"{name} is of another checkpoint" for name in there if name not in used]
         return wrong
+
+    def is_of(self, run: str, started_at: str) -> bool:
+        """Return whether the run of this name wrote it that began then; "" = not known."""
+        known = self.manifest.started_at
+        is_same_start = not known or not started_at or known == started_at
+        return self.manifest.run == run and is_same_start
 
     def ends(self, number_of_steps: int) -> bool:
         """Return whether it is the last one of a run with so many steps, which also exports it."""

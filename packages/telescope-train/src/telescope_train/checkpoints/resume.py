@@ -162,10 +162,11 @@ def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckp
 
     None means its beginning, because no checkpoint exists yet from which training can continue.
     """
+    name, started_at = config.run.name, _started_at(config)
     whole = [
         one
         for one in complete_checkpoints(checkpoints_folder(config))
-        if one.manifest.run == config.run.name and one.manifest.has_training_state
+        if one.is_of(name, started_at) and one.manifest.has_training_state
     ]
     if whole:
         return whole[-1]
@@ -176,7 +177,7 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
     """Return why the run cannot be written to, or continued in, the folder of the config."""
     is_same_run = point is not None and point.is_same_run
     if not is_same_run and not _begins_again(config, point):
-        return run_folder_problems(config)
+        return run_folder_problems(config) or _foreign_checkpoints(config)
     try:
         folder = RunFolder.open(run_folder(config))
         info = folder.info()
@@ -189,6 +190,30 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
     if not _begins_again(config, point):
         return []
     return _why_not_again(config, folder, begun=0 if point is None else point.checkpoint.step)
+
+
+def _foreign_checkpoints(config: TrainConfig) -> list[str]:
+    """Return why a new run cannot save where checkpoints of an earlier one of its name are."""
+    own = checkpoints_folder(config)
+    found = find_checkpoints(own)
+    names = sorted(
+        {*(one.path.name for one in found.complete), *(one.name for one in found.broken)}
+    )
+    if not names:
+        return []
+    return [
+        f"{str(own)!r} holds checkpoints of an earlier run ({names[-1]}), which this one would "
+        "take for its own and remove; give another --name or --checkpoint_dir, or move that "
+        "folder. To go on with the earlier run, bring back its run folder and add --resume"
+    ]
+
+
+def _started_at(config: TrainConfig) -> str:
+    """Return when the run in the folder of `config` began; "" if there is none."""
+    try:
+        return RunFolder.open(run_folder(config)).info().started_at
+    except TelescopeError:
+        return ""
 
 
 def _begins_again(config: TrainConfig, point: ResumePoint | None) -> bool:
@@ -291,6 +316,11 @@ def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCh
         raise ConfigError(
             f"{str(newest.path)!r} belongs to the run {newest.manifest.run!r}, not to "
             f"{config.run.name!r}; set resume_from_checkpoint to this path to start from it"
+        )
+    if not newest.is_of(config.run.name, _started_at(config)):
+        raise ConfigError(
+            f"{str(newest.path)!r} belongs to another run of the name {config.run.name!r}, which "
+            f"began at {newest.manifest.started_at}; move the checkpoints of that run elsewhere"
         )
     return newest
 

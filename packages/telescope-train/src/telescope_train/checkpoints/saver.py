@@ -66,6 +66,8 @@ class SavedRun:
     """Name of each environment in the settings -> record of its code."""
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests of the other input files, see `inputs_of`."""
+    started_at: str = ""
+    """When the run began; empty = not known."""
 
     @classmethod
     def from_config(
@@ -73,10 +75,12 @@ class SavedRun:
         config: TrainConfig,
         environments: Mapping[str, EnvironmentRecord],
         inputs: Mapping[str, str] = NO_INPUTS,
+        *,
+        started_at: str = "",
     ) -> "SavedRun":
         """Return the model, folder and intervals in the settings of a run.
 
-        `environments` and `inputs` are the code and the files that it began with.
+        `environments` and `inputs` are the code and the files that it began with, at `started_at`.
         """
         return cls(
             name=config.run.name,
@@ -87,6 +91,7 @@ class SavedRun:
             config=config.model_dump(mode="json"),
             environments=environments,
             inputs=inputs,
+            started_at=started_at,
         )
 
 
@@ -168,6 +173,7 @@ class Checkpointer:
                 await self._ranks.save_pretrained(partial / "hf")
         manifest = CheckpointManifest(
             run=self._run.name,
+            started_at=self._run.started_at,
             step=step,
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
@@ -223,9 +229,8 @@ class Checkpointer:
         put_in_place(path)
         section = self._run.section
         # A checkpoint of another run that somebody put into this folder is never removed.
-        mine = [
-            one for one in complete_checkpoints(self._folder) if one.manifest.run == self._run.name
-        ]
+        name, started_at = self._run.name, self._run.started_at
+        mine = [one for one in complete_checkpoints(self._folder) if one.is_of(name, started_at)]
         for one in expendable(
             mine,
             keep_last=section.checkpoint_keep_last,
