@@ -1,5 +1,6 @@
 """Paired comparison of two evals: the numbers, what is paired, and how often it is right."""
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from telescope_core import ConfigError, Sampling, Split
 from telescope_core.evals import EvalFolder, EvalSettings, compare_results
 from telescope_core.evals.comparison import paired_difference
+from telescope_core.evals.distributions import t_cdf, t_quantile
 from telescope_core.evals.result import result_of
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports.differences import cautions, paragraph, sentence
@@ -51,15 +53,32 @@ def simulated(rng, chances, rollouts, level=0.0):
     return an_eval([(f"e{i}", [float(one) for one in row]) for i, row in enumerate(solved)])
 
 
-def test_the_difference_of_each_task_is_a_t_test():
-    one = paired_difference("pass@1", [0.0, 0.5, 1.0, 0.5], [0.5, 0.5, 1.0, 1.0])
-    # Differences 0.5, 0, 0, 0.5: mean 0.25, standard error 0.14434, t = 1.7321 with 3 df.
-    assert (one.before, one.after, one.change) == (0.5, 0.75, 0.25)
-    assert one.low == pytest.approx(0.25 - 3.182446305 * 0.1443376)
-    assert one.high == pytest.approx(0.25 + 3.182446305 * 0.1443376)
-    assert one.p == pytest.approx(0.181690, abs=1e-6)
-    assert one.detectable == pytest.approx((3.182446305 + 0.978472) * 0.1443376, abs=1e-6)
+def test_the_difference_is_that_of_a_bootstrap_with_half_a_task_at_each_end():
+    before, after = [0.0, 0.0, 1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    one = paired_difference("pass@1", before, after)
+    assert (one.before, one.after, one.change) == (1 / 3, 0.5, pytest.approx(1 / 6))
+    # Six differences, and two imagined tasks, which single rollouts give half the weight of a task.
+    values = [*(new - old for old, new in zip(before, after, strict=True)), -1.0, 1.0]
+    rng = np.random.default_rng(0)
+    shares = (1 + rng.dirichlet([1.0] * 6 + [0.5, 0.5], 200_000) @ np.array(values)) / 2
+    # Student's t with 5 degrees of freedom is this much wider than a normal distribution.
+    mean, variance = shares.mean(), shares.var() * (2.570581836 / 1.959963985) ** 2
+    size = mean * (1 - mean) / variance - 1
+    drawn = 2 * rng.beta(mean * size, (1 - mean) * size, 200_000) - 1
+    assert [one.low, one.high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.015)
+    assert one.p == pytest.approx(2 * (drawn < 0).mean(), abs=0.015)
     assert not one.is_shown
+
+
+def test_where_many_tasks_change_it_is_a_t_test():
+    rng = np.random.default_rng(3)
+    old, new = (rng.binomial(4, chance, 300) / 4 for chance in (0.4, 0.47))
+    one, error = paired_difference("pass@1", old, new, rollouts=4), (new - old).std() / 300**0.5
+    reach = t_quantile(0.975, 299) * error
+    assert one.low == pytest.approx(one.change - reach, abs=0.02 * reach)
+    assert one.high == pytest.approx(one.change + reach, abs=0.02 * reach)
+    assert one.p == pytest.approx(2 * t_cdf(-one.change / error, 299), rel=0.1)
+    assert one.detectable == pytest.approx(2.81 * error, rel=0.02)
 
 
 def test_it_finds_what_intervals_with_values_in_common_do_not():
@@ -93,16 +112,77 @@ def test_no_difference_is_rarely_called_one_and_the_detectable_one_is_found():
     assert 0.25 <= found / 400 <= 0.45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [20, 200])
 def test_a_true_difference_as_large_as_the_detectable_one_is_found_4_times_in_5(size):
     rng = np.random.default_rng(1)
     old = np.zeros(size)
     noise = [rng.normal(0.0, 0.2, size) for _ in range(500)]
-    error = 0.2 / size**0.5
-    found = sum(paired_difference("x", old, one + 2.85 * error).is_shown for one in noise)
-    detectable = np.mean([paired_difference("x", old, one).detectable for one in noise])
-    assert detectable == pytest.approx(2.85 * error, rel=0.07)
-    assert found / 500 == pytest.approx(0.8, abs=0.06)
+
+    def of(new):
+        return paired_difference("x", old, new, rollouts=16)
+
+    detectable = np.mean([of(one).detectable for one in noise])
+    assert 2.8 * 0.2 / size**0.5 < detectable < 4.2 * 0.2 / size**0.5
+    found = sum(of(one + detectable).is_shown for one in noise)
+    assert found / 500 == pytest.approx(0.8, abs=0.12)
+
+
+def few_solved(number, num_tasks):
+    """Return the difference between an eval that solved nothing and one that solved a few."""
+    solved = [1.0] * number + [0.0] * (num_tasks - number)
+    return paired_difference("pass@1", [0.0] * num_tasks, solved)
+
+
+@pytest.mark.parametrize("num_tasks", [20, 64, 100, 200])
+def test_a_gain_of_few_tasks_is_in_the_interval(num_tasks):
+    """Exactly, over the binomial distribution of tasks that are newly solved."""
+    found = [few_solved(number, num_tasks) for number in range(num_tasks + 1)]
+    assert [one.is_shown for one in found[:4]] == [False] * 4
+    held, missed = [], []
+    for gain in np.arange(0.01, 0.3, 0.005):
+        chances = [
+            math.comb(num_tasks, k) * gain**k * (1 - gain) ** (num_tasks - k)
+            for k in range(num_tasks + 1)
+        ]
+        pairs = list(zip(chances, found, strict=True))
+        held.append(sum(chance for chance, one in pairs if one.low <= gain <= one.high))
+        # What is said of 0.05 is that such a gain is ruled out.
+        if gain >= 0.05:
+            missed.append(sum(c for c, one in pairs if one.low <= 0 and one.high < 0.05))
+    assert np.mean(held) > 0.945
+    assert min(held) > 0.885, "Student's t holds as little as 0.63 of them"
+    assert max(missed) < 0.04
+    # One task that is solved says no more against a gain than none does.
+    assert found[0].high < found[1].high + 0.005 < found[2].high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollouts", [1, 4, 16])
+@pytest.mark.parametrize("num_tasks", [50, 200])
+def test_gains_of_some_tasks_are_in_the_interval_whatever_the_others_do(num_tasks, rollouts):
+    rng = np.random.default_rng(num_tasks + rollouts)
+    held = shown = 0
+    for _ in range(200):
+        chances = rng.beta(0.4, 0.6, num_tasks)
+        flips = rng.random(num_tasks) < 0.06
+        old = rng.binomial(rollouts, chances) / rollouts
+        new = rng.binomial(rollouts, np.where(flips, 1.0, chances)) / rollouts
+        one = paired_difference("pass@1", old, new, rollouts=rollouts)
+        held += one.low <= 0.06 * 0.6 <= one.high
+        same = rng.binomial(rollouts, chances) / rollouts
+        shown += paired_difference("pass@1", old, same, rollouts=rollouts).is_shown
+    assert held / 200 >= 0.91
+    assert shown / 200 <= 0.09
+
+
+def test_rounding_does_not_make_two_tasks_a_proof():
+    one = paired_difference("pass@1", [0.4, 0.2, 0.4, 0.2], [0.6, 0.4, 0.6, 0.4], rollouts=5)
+    assert one.detectable is None, "all tasks changed by the same"
+    assert one.p == pytest.approx(0.125)
+    assert one.high - one.low > 0.5
+    pair = paired_difference("pass@1", [0.4, 0.2], [0.6, 0.4], rollouts=5)
+    assert not pair.is_shown
 
 
 def test_examples_are_paired_by_id_and_the_others_are_told():
@@ -235,7 +315,7 @@ def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
 def test_sentences_say_what_was_shown_and_what_could_have_been():
     risen = paired_difference("pass@1", [0.0, 0.5] * 20, [0.5, 1.0] * 19 + [0.5, 0.5])
     assert "pass@1 rose" in sentence(risen)
-    numbers = ("0.250", "0.738", "+0.488", "+0.462", "p < 0.001", "40 examples")
+    numbers = ("0.250", "0.738", "+0.488", "+0.4", "p < 0.001", "40 examples")
     assert [number in sentence(risen) for number in numbers] == [True] * 6
     unsure = paired_difference("pass@1", [0.0, 1.0, 0.5, 0.5], [0.5, 0.5, 0.5, 1.0])
     assert sentence(unsure).startswith("pass@1: no difference shown, from 0.500 to 0.625")

@@ -7,13 +7,23 @@ the tasks do. Whether the intervals of the two means have values in common says 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from telescope_core.base.environment_record import changes
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Sampling
-from telescope_core.evals.distributions import t_cdf, t_quantile
+from telescope_core.evals.distributions import incomplete_beta, t_quantile
 from telescope_core.evals.result import EvalResult, TaskScore
-from telescope_core.evals.stats import CONFIDENCE, pass_all_k, pass_at_k
+from telescope_core.evals.stats import (
+    CONFIDENCE,
+    NORMAL_QUANTILE,
+    are_alike,
+    end_weight,
+    mean_distribution,
+    most_common,
+    pass_all_k,
+    pass_at_k,
+)
 
 POWER = 0.8
 """Chance of finding the difference that is called detectable."""
@@ -105,38 +115,76 @@ def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
 
 
 def paired_difference(
-    measure: str, before_N: Sequence[float], after_N: Sequence[float], *, span: float = 1.0
+    measure: str,
+    before_N: Sequence[float],
+    after_N: Sequence[float],
+    *,
+    span: float = 1.0,
+    rollouts: int = 1,
 ) -> Difference:
-    """Return the mean difference of one value per task, with a t interval (tasks - 1 df).
+    """Return the mean difference of one value per task, with its interval and p.
 
-    `span` is the largest difference that a task can have. If all tasks differ by the same, their
-    spread is no evidence: the interval then includes the possible effect of unseen tasks (the exact
-    binomial bound), and p is that of the sign test.
+    `span` is the largest difference that a task can have, and `rollouts` the number of each task's
+    rollouts. The interval is that of `stats.mean_distribution` for differences between -span and
+    span. Where few tasks have changed, Student's t would leave out those that were not seen: gains
+    of 5% of the tasks are outside of its interval in 1 of 8 evals of 64 tasks. If all tasks differ
+    by the same, their spread is no evidence: the interval then includes the possible effect of
+    unseen tasks (the exact binomial bound), and p is that of the sign test.
     """
     num_tasks = len(before_N)
-    differences_N = [new - old for old, new in zip(before_N, after_N, strict=True)]
-    mean = math.fsum(differences_N) / num_tasks
-    low = high = p = detectable = None
-    if num_tasks > 1 and all(one == differences_N[0] for one in differences_N):
-        share = 1.0 - _TAIL ** (1.0 / num_tasks)
-        low, high = mean - share * (mean + span), mean + share * (span - mean)
-        p = 1.0 if mean == 0.0 else min(1.0, 2.0 * 0.5**num_tasks)
-    elif num_tasks > 1:
-        variance = math.fsum((one - mean) ** 2 for one in differences_N) / (num_tasks - 1)
-        error = math.sqrt(variance / num_tasks)
-        reach = t_quantile(1.0 - _TAIL, num_tasks - 1)
-        low, high = max(-span, mean - reach * error), min(span, mean + reach * error)
-        p = 2.0 * t_cdf(-abs(mean) / error, num_tasks - 1)
-        detectable = (reach + t_quantile(POWER, num_tasks - 1)) * error
+    changes_N = [new - old for old, new in zip(before_N, after_N, strict=True)]
+    span = max(span, *map(abs, changes_N)) or 1.0
+    changes_N = [change / span for change in changes_N]
+    found = _Change(None, None, None, None)
+    if num_tasks > 1:
+        found = _alike(changes_N) if are_alike(changes_N) else _apart(changes_N, rollouts)
+    low, high, detectable = (
+        None if one is None else span * one for one in (found.low, found.high, found.detectable)
+    )
     return Difference(
         measure=measure,
         before=math.fsum(before_N) / num_tasks,
         after=math.fsum(after_N) / num_tasks,
         low=low,
         high=high,
-        p=p,
+        p=found.p,
         detectable=detectable,
         num_tasks=num_tasks,
+    )
+
+
+class _Change(NamedTuple):
+    """What is known of a mean change between -1 and 1."""
+
+    low: float | None
+    high: float | None
+    p: float | None
+    detectable: float | None
+
+
+def _alike(changes_N: Sequence[float]) -> _Change:
+    """Return the bounds of the mean where all tasks change by the same."""
+    num_tasks = len(changes_N)
+    mean = math.fsum(changes_N) / num_tasks
+    share = 1.0 - _TAIL ** (1.0 / num_tasks)
+    p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
+    return _Change(mean - share * (mean + 1.0), mean + share * (1.0 - mean), p, None)
+
+
+def _apart(changes_N: Sequence[float], rollouts: int) -> _Change:
+    num_tasks = len(changes_N)
+    mean = math.fsum(changes_N) / num_tasks
+    weight = end_weight(map(abs, changes_N), rollouts)
+    found = mean_distribution([(change + 1.0) / 2 for change in changes_N], weight)
+    if found is None:
+        return _Change(-1.0, 1.0, 1.0, None)
+    low, high = (2.0 * end - 1.0 for end in found.ends)
+    below = incomplete_beta(found.a, found.b, 0.5)
+    # As for Student's t, of which the standard deviation has the widening already.
+    power = t_quantile(POWER, num_tasks - 1) / t_quantile(1.0 - _TAIL, num_tasks - 1)
+    detectable = 2.0 * found.sd * NORMAL_QUANTILE * (1.0 + power)
+    return _Change(
+        min(low, mean), max(high, mean), min(1.0, 2.0 * min(below, 1.0 - below)), detectable
     )
 
 
@@ -174,12 +222,19 @@ def _differences(
                 [estimator(len(pair[i].rewards), pair[i].num_solved, k) for pair in counted]
                 for i in (0, 1)
             ]
-            found.append(paired_difference(f"pass{sign}{k}", *columns))
+            name, rollouts = f"pass{sign}{k}", _rollouts_of(counted)
+            found.append(paired_difference(name, *columns, rollouts=rollouts))
     old_N, new_N = ([math.fsum(p[i].rewards) / len(p[i].rewards) for p in pairs] for i in (0, 1))
     low = min(before.reward_min, after.reward_min)
     high = max(before.reward_max, after.reward_max)
-    found.append(paired_difference("reward", old_N, new_N, span=high - low))
+    rollouts = _rollouts_of(pairs)
+    found.append(paired_difference("reward", old_N, new_N, span=high - low, rollouts=rollouts))
     return found
+
+
+def _rollouts_of(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> int:
+    """Return the rollouts of most tasks, in the eval that has fewer."""
+    return most_common(min(len(task.rewards) for task in pair) for pair in pairs)
 
 
 def _code_changes(before: EvalResult, after: EvalResult) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from telescope_core.base.types import (
     Split,
 )
 from telescope_core.evals.comparison import Difference, paired_difference
+from telescope_core.evals.stats import most_common
 from telescope_core.records.rows import RolloutRow, rollout_of
 
 GROUP_REWARDS = "group rewards"
@@ -387,6 +388,7 @@ class _RewardPart:
         low, high = self._range
         means = [(old / number, new / number) for old, new, number in self._sums.values()]
         columns = [[pair[side] for pair in means] for side in (0, 1)]
+        numbers = [number for _, _, number in self._sums.values()]
         return PartChange(
             name=name,
             num_compared=self.num_compared,
@@ -396,7 +398,9 @@ class _RewardPart:
             num_left_out=self.num_left_out,
             num_new=self.num_new,
             num_gone=self.num_gone,
-            difference=paired_difference(name, *columns, span=(high - low) or 1.0)
+            difference=paired_difference(
+                name, *columns, span=(high - low) or 1.0, rollouts=most_common(numbers)
+            )
             if means
             else None,
         )

@@ -6,7 +6,7 @@ comes from the spread between tasks. Pure functions, no I/O.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,7 +15,11 @@ from telescope_core.evals.distributions import beta_quantile, t_quantile
 
 CONFIDENCE = 0.95
 _TAIL = (1.0 - CONFIDENCE) / 2
-_NORMAL_QUANTILE = 1.959963984540054
+NORMAL_QUANTILE = 1.959963984540054
+"""Standard deviations from the mean to the ends of a normal distribution's 95% interval."""
+_ROUNDING = 1e-9
+_MOST_TRIALS = 64
+"""Rollouts of a task beyond these change the weight of imagined tasks by next to nothing."""
 _HALF_TASK = 0.5
 """Weight of an imagined task at each end of the range: Jeffreys' prior for a proportion."""
 
@@ -68,7 +72,7 @@ def success_rate(counts: Sequence[tuple[int, int]], k: int, *, every: bool) -> E
     scores = {case: estimator(*case, k) for case in used}
     values_N = [scores[case] for case, count in used.items() for _ in range(count)]
     # All tasks have the same number of rollouts, except where some failed.
-    most = Counter(case[0] for case in used.elements()).most_common(1)[0][0]
+    most = most_common(case[0] for case in used.elements())
     by_num_solved = [estimator(most, solved, k) for solved in range(most + 1)]
     share = variance_share(used, by_num_solved)
     return _interval(values_N, end_weight=_HALF_TASK * math.sqrt(share), range_=(0.0, 1.0))
@@ -80,8 +84,8 @@ def mean_of_rewards(
     """Return the mean over tasks of each task's mean reward, and its interval.
 
     `rewards` has one sequence per task; empty ones are ignored. Returns None if all are empty. If
-    all rewards are at the ends of their range, they count as successes and failures; for other
-    rewards, the interval uses only the spread between tasks.
+    all rewards are at the ends of their range, they count as successes and failures; other rewards
+    as shares of a success.
     """
     tasks = [task for task in rewards if task]
     if not tasks:
@@ -95,7 +99,28 @@ def mean_of_rewards(
         rate = success_rate(counts, 1, every=False)
         return None if rate is None else _stretched(rate, minimum, maximum)
     means_N = [math.fsum(task) / len(task) for task in tasks]
-    return _interval(means_N, end_weight=0.0, range_=(minimum, maximum))
+    span = (maximum - minimum) or 1.0
+    weight = end_weight([(mean - minimum) / span for mean in means_N], most_common(map(len, tasks)))
+    return _interval(means_N, end_weight=weight, range_=(minimum, maximum))
+
+
+def end_weight(shares_N: Iterable[float], rollouts: int) -> float:
+    """Return the weight of an imagined task at each end, from values between 0 and 1.
+
+    Each is taken for the share of solved rollouts of one task: partial credit of 0.1 in each of 4
+    rollouts is none solved. So rare tasks at an end that were not seen are allowed for, and fewer
+    where `rollouts` for each task show that tasks are alike. See `variance_share`.
+    """
+    trials = min(rollouts, _MOST_TRIALS)
+    solved = (min(trials, max(0, round(trials * share))) for share in shares_N)
+    counts = Counter((trials, number) for number in solved)
+    values = [number / trials for number in range(trials + 1)]
+    return _HALF_TASK * math.sqrt(variance_share(counts, values))
+
+
+def most_common(numbers: Iterable[int]) -> int:
+    """Return the most frequent of `numbers`."""
+    return Counter(numbers).most_common(1)[0][0]
 
 
 def _stretched(rate: Estimate, minimum: float, maximum: float) -> Estimate:
@@ -130,10 +155,9 @@ def _interval(
         return Estimate(mean=mean, low=None, high=None, num_tasks=num_tasks)
     span = maximum - minimum
     scaled_N = [(value - minimum) / span for value in values_N]
-    is_constant = all(value == scaled_N[0] for value in scaled_N)
     low, high = (
         _ends_of_constant(scaled_N[0], num_tasks)
-        if is_constant
+        if are_alike(scaled_N)
         else _beta_ends(scaled_N, end_weight)
     )
     # Rounding, and ends that are rarely seen, must not push the mean out of its own interval.
@@ -150,19 +174,49 @@ class _Ends(NamedTuple):
     high: float
 
 
-def _beta_ends(values_N: Sequence[float], end_weight: float) -> _Ends:
-    """Return the interval of the mean of values between 0 and 1 that are not all the same."""
+def are_alike(values_N: Sequence[float]) -> bool:
+    """Return whether values between -1 and 1 differ by no more than rounding does."""
+    return max(values_N) - min(values_N) <= _ROUNDING
+
+
+class BetaMean(NamedTuple):
+    """A beta distribution of the mean of values between 0 and 1."""
+
+    a: float
+    b: float
+
+    @property
+    def sd(self) -> float:
+        """Its standard deviation."""
+        total = self.a + self.b
+        return math.sqrt(self.a * self.b / (total + 1.0)) / total
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Its 95% interval."""
+        low, high = (beta_quantile(tail, self.a, self.b) for tail in (_TAIL, 1.0 - _TAIL))
+        return low, high
+
+
+def mean_distribution(values_N: Sequence[float], end_weight: float) -> BetaMean | None:
+    """Return the distribution of the mean of values between 0 and 1 that are not all the same.
+
+    None = so few tasks that the mean may be anywhere.
+    """
     total = len(values_N) + 2 * end_weight
     mean = (math.fsum(values_N) + end_weight) / total
     square = math.fsum((value - mean) ** 2 for value in values_N)
     square += end_weight * (mean**2 + (1.0 - mean) ** 2)
-    widening = t_quantile(1.0 - _TAIL, len(values_N) - 1) / _NORMAL_QUANTILE
+    widening = t_quantile(1.0 - _TAIL, len(values_N) - 1) / NORMAL_QUANTILE
     variance = square / total / (total + 1.0) * widening**2
     size = mean * (1.0 - mean) / variance - 1.0
-    if size <= 0.0:  # so few tasks that the mean may be anywhere
-        return _Ends(0.0, 1.0)
-    a, b = mean * size, (1.0 - mean) * size
-    return _Ends(beta_quantile(_TAIL, a, b), beta_quantile(1.0 - _TAIL, a, b))
+    return BetaMean(mean * size, (1.0 - mean) * size) if size > 0.0 else None
+
+
+def _beta_ends(values_N: Sequence[float], end_weight: float) -> _Ends:
+    """Return the interval of the mean of values between 0 and 1 that are not all the same."""
+    found = mean_distribution(values_N, end_weight)
+    return _Ends(0.0, 1.0) if found is None else _Ends(*found.ends)
 
 
 def _ends_of_constant(value: float, num_tasks: int) -> _Ends:

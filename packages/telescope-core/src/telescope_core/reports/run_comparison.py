@@ -21,6 +21,7 @@ from telescope_core.evals.comparison import (
 )
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
+from telescope_core.evals.stats import most_common
 from telescope_core.records.files import read_json
 from telescope_core.records.identity import Resume
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
@@ -211,7 +212,11 @@ def _reward_pairs(before: RunFolder, after: RunFolder) -> Iterator[RewardPair]:
         yield RewardPair(
             environment=environment,
             difference=paired_difference(
-                "reward", before_N, after_N, span=(max(ends) - min(ends)) or 1.0
+                "reward",
+                before_N,
+                after_N,
+                span=(max(ends) - min(ends)) or 1.0,
+                rollouts=most_common(pair.num_examples for pair in both),
             ),
             first_step=both[0].step,
             last_step=both[-1].step,
