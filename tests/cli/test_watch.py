@@ -165,6 +165,16 @@ def test_a_finished_run_is_shown_with_its_summary(folder: RunFolder, capsys):
     assert "Too early to tell: 4 steps done" in text
 
 
+def test_a_run_that_was_moved_is_shown_with_the_places_of_today(folder: RunFolder, capsys):
+    gone = {"export": "gone/checkpoints/final/hf", "report": "gone/report.html"}
+    folder.write_summary({"name": "demo", "rewards": [0.5], **gone})
+    folder.finish()
+    assert "gone" not in run(capsys, "demo")[1]
+    report = folder.path / "report.html"
+    report.touch()
+    assert f"report: {report}" in run(capsys, str(folder.path))[1]
+
+
 def test_a_name_that_is_misspelt_lists_the_nearest(folder: RunFolder, capsys):
     code, text = run(capsys, "demmo")
     assert code != 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,12 @@ from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, run_eval
 from telescope_core.evals.result import result_of
+from telescope_core.evals.runner import reusable
+from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.records.rows import row_of
+from telescope_core.records.rows import RolloutRow, row_of
 from telescope_core.scripted import ScriptedClient
+from telescope_core.types import EnvironmentDescription
 
 
 class Echo(SingleTurnEnvironment):
@@ -327,6 +331,9 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
         ({"ks": ()}, ["k ", "got []"]),
         ({"num_examples": 0}, ["examples", "got 0"]),
         ({"deadline_s": 0}, ["deadline_s"]),
+        ({"deadline_s": math.inf}, ["deadline_s", "finite", "inf"]),
+        ({"sampling": Sampling(max_tokens=4, temperature=math.nan)}, ["temperature", "finite"]),
+        ({"sampling": Sampling(max_tokens=4, top_p=math.nan)}, ["top_p", "finite"]),
         ({"sampling": Sampling(max_tokens=4, temperature=-1)}, ["temperature", "-1"]),
     ],
 )
@@ -334,6 +341,34 @@ def test_bad_settings_say_what_to_do(changes, facts):
     with pytest.raises(ConfigError) as refused:
         settings(**changes)
     assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_a_number_of_examples_without_end_takes_no_time_to_check():
+    many = settings(num_examples=10**18)
+    endless = EnvironmentDescription(
+        name="endless",
+        version="1",
+        reward_min=0.0,
+        reward_max=1.0,
+        success_threshold=1.0,
+        num_examples={Split.EVAL: None},
+        network="none",
+    )
+    check_split(many, endless)
+    rows = [
+        RolloutRow(
+            step=0,
+            environment="endless",
+            example_id=name,
+            group_id=name,
+            index=0,
+            status=RolloutStatus.KEPT,
+            reward=1.0,
+        )
+        for name in ("eval-000002", "eval-123456789", "another")
+    ]
+    assert [row.group_id for row in reusable(rows, many)] == ["eval-000002", "eval-123456789"]
+    assert [row.group_id for row in reusable(rows, settings(num_examples=3))] == ["eval-000002"]
 
 
 async def test_more_examples_than_the_split_has_are_refused():

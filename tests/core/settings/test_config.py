@@ -151,6 +151,7 @@ def test_twice_in_one_file_is_an_error(write):
     assert "rate is set twice" in message
     assert "[fit]" in message
     assert "given twice" in error([write("rate: 1\nrate: 2\n", "a.yaml")])
+    assert "contains itself" in error([write("stop: &a [*a]\n", "a.yaml")])
     assert "cannot be parsed" in error([write("rate = 1\nrate = 2\n")])
 
 

@@ -71,6 +71,10 @@ def train_command(
     from telescope_train.plan.text import render_plan
 
     files, flags = split_arguments(context.args)
+    for flag in flags:
+        # It would be taken for a setting, of which none is close to it.
+        if flag.replace("-", "").replace("_", "") == "dryrun":
+            raise ConfigError(f"unknown flag {flag!r}; did you mean '--dry-run'?")
     if (fork is None) != (at is None):
         raise ConfigError(
             "--fork and --at go together: telescope train --fork RUN --at N begins another run at "

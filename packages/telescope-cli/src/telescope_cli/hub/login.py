@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from getpass import getpass
 
 import typer
@@ -36,9 +37,9 @@ def logout(registry: RegistryOption = None, as_json: JsonOption = False) -> None
 
 
 def _asked(address: str) -> str:
-    if sys.stdin.isatty():
-        return getpass(f"Token for {address}: ")
-    text = sys.stdin.readline()
+    text = ""
+    with suppress(EOFError):
+        text = getpass(f"Token for {address}: ") if sys.stdin.isatty() else sys.stdin.readline()
     if not text:
         raise ConfigError(
             "got no token; type it when telescope hub login asks, or pass it on standard input: "

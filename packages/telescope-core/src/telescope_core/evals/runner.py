@@ -76,11 +76,12 @@ def reusable(
     for row in rows:
         if row.status is RolloutStatus.KEPT and row.index < settings.rollouts:
             groups.setdefault(row.group_id, {})[row.index] = row
-    wanted = {group_id(index) for index in settings.example_indices}
+    # An endless split may be asked for more examples than a set of their names could hold.
+    indices = set(settings.positions) or range(settings.num_examples)
     return [
         row
         for name, group in groups.items()
-        if name in wanted and (len(group) == settings.rollouts or not whole_groups)
+        if _index_of(name) in indices and (len(group) == settings.rollouts or not whole_groups)
         for row in group.values()
     ]
 
@@ -88,6 +89,12 @@ def reusable(
 def group_id(example_index: int) -> str:
     """Return the group id of an example in an eval."""
     return f"eval-{example_index:06d}"
+
+
+def _index_of(group: str) -> int:
+    """Return the index of the example of a group; -1 = it is of no eval."""
+    digits = group.removeprefix("eval-")
+    return int(digits) if digits.isdecimal() and group == f"eval-{digits}" else -1
 
 
 def attempt_id(rollout_id: str, attempt: int) -> str:

@@ -1,7 +1,8 @@
 """`EvalSettings`: how many examples of an environment an eval plays, and how."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import EnvironmentDescription, Sampling, Split
@@ -48,6 +49,11 @@ class EvalSettings:
         for name, value in limits.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        sampled = {one.name: getattr(self.sampling, one.name) for one in fields(self.sampling)}
+        for name, value in (("deadline_s", self.deadline_s), *sampled.items()):
+            # JSON has no such numbers, so the result could not be read again.
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number, got {value}")
         if self.deadline_s <= 0:
             raise ConfigError(f"deadline_s must be above 0 seconds, got {self.deadline_s:g}")
         temperature = self.sampling.temperature
@@ -83,7 +89,7 @@ def check_split(settings: EvalSettings, description: EnvironmentDescription) -> 
             f"{description.name} has no examples in its {settings.split} split; see what "
             "examples() or its data gives there"
         )
-    last = max(settings.example_indices)
+    last = max(settings.positions, default=settings.num_examples - 1)
     if size is not None and last >= size:
         got = (
             f"position {last}; use positions below {size}"

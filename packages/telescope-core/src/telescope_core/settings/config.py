@@ -305,13 +305,25 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
             table = yaml.load(text, Loader=_StrictLoader)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be parsed: {error}") from None
+    except RecursionError:
+        raise ConfigError(_too_deep(path)) from None
     if table is None:
         return {}
     if not isinstance(table, dict):
         raise ConfigError(
             f"{path}: expected a table of settings at the top, got {type(table).__name__}"
         )
-    return cast(dict[str, JsonValue], _check_plain(cast(object, table), path, ""))
+    try:
+        return cast(dict[str, JsonValue], _check_plain(cast(object, table), path, ""))
+    except RecursionError:
+        raise ConfigError(_too_deep(path)) from None
+
+
+def _too_deep(path: Path) -> str:
+    return (
+        f"{path}: a value contains itself, or is nested too deeply; write settings out, without "
+        "YAML's aliases to what they are part of"
+    )
 
 
 def _read_text(path: Path) -> str:
