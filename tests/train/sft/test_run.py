@@ -79,11 +79,14 @@ def test_sft_lowers_the_loss_and_learns(config_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_stops_at_the_accuracy_that_is_enough(config_file):
+def test_it_stops_at_the_accuracy_that_is_enough(config_file, tmp_path):
     rows = []
-    flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "2"]
+    flags = ["--stop_at_accuracy", "1e-12", "--loss_log_every", "2", "--checkpoint_every", "40"]
     run_sft(load_sft_config([config_file], flags), on_row=rows.append)
     assert [row.step for row in rows] == [0, 2]
+    assert [one.name for one in (tmp_path / "warm-log" / "checkpoints").iterdir()] == [
+        "step-000002"
+    ]
 
 
 @pytest.mark.slow
@@ -246,7 +249,7 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
     assert rows_of(resumed) == rows_of(straight)
     saved = tmp_path / "b-log" / "checkpoints"
-    assert [path.name for path in saved.iterdir()] == ["step-000005"]
+    assert sorted(path.name for path in saved.iterdir()) == ["step-000005", "step-000010"]
     middle = export_checkpoint(
         read_checkpoint(saved / "step-000005"),
         tmp_path / "middle",
@@ -260,7 +263,9 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     with pytest.raises(ConfigError, match="batch_size: 6 -> 7"):
         trained(config_file, tmp_path / "b", *LATEST, "--batch_size", "7")
     with pytest.raises(ConfigError, match="raise number_of_steps"):
-        trained(config_file, tmp_path / "b", *LATEST, "--number_of_steps", "5", "--warmup_steps=2")
+        trained(config_file, tmp_path / "b", *LATEST)
+    trained(config_file, tmp_path / "b", *LATEST, "--number_of_steps", "11")
+    assert [row["step"] for row in rows_of(tmp_path / "b")] == list(range(12))
     other = ("--resume_from_checkpoint", str(saved / "step-000005"), "--learning_rate", "1e-3")
     forked = trained(config_file, tmp_path / "c", "--num_examples", "20", *other)
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
@@ -271,14 +276,14 @@ def test_checkpoints_that_are_not_kept_go(config_file, tmp_path):
     flags = ("--checkpoint_every", "2", "--checkpoint_keep_last", "1", "--checkpoint_keep_every=4")
     output = trained(config_file, tmp_path / "a", *flags)
     kept = (output.with_name("a-log") / "checkpoints").iterdir()
-    assert sorted(path.name for path in kept) == ["step-000004", "step-000008"]
+    assert sorted(path.name for path in kept) == ["step-000004", "step-000008", "step-000010"]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--checkpoint_keep_last", "2"], "^checkpoint_keep_last.*checkpoint_every"),
-        (["--checkpoint_every", "41"], r"checkpoint_every.*\b40 steps"),
+        (["--checkpoint_every", "41"], r"checkpoint_every.*\b40 steps.*no checkpoint$"),
         (["--resume_from_checkpoint", "latest"], "warm-log"),
         (["--resume_from_checkpoint", "nowhere"], "nowhere"),
     ],

@@ -133,11 +133,11 @@ class Checkpointer:
         every = self._run.section.checkpoint_every
         # `finish` saves the last step.
         if every and step % every == 0 and step < self._run.number_of_steps:
-            await self._start(f"step-{step:06d}", step)
+            await self._start(_name(step), step)
 
-    async def finish(self, step: int) -> None:
-        """Save the last step, exported to Hugging Face format as well."""
-        await self._start(FINAL, step, is_exported=True)
+    async def finish(self, step: int, *, is_exported: bool = True) -> None:
+        """Save the last step, in Hugging Face format too; without that, like any other step."""
+        await self._start(FINAL if is_exported else _name(step), step, is_exported=is_exported)
         await self.written()
 
     async def close(self) -> None:
@@ -260,6 +260,10 @@ class Checkpointer:
             await asyncio.wait([calling])
             _tell_failure(calling)
             raise
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 def _size_of_newest(folder: Path) -> int | None:

@@ -168,7 +168,8 @@ class SftConfig(Section):
     loss_log_every: Count = 10
     """Steps between measurements; each is a row of `metrics.jsonl`."""
     checkpoint_every: Index = 0
-    """Steps between checkpoints, which are kept in `<output>-log/checkpoints`; 0 = none."""
+    """Steps between checkpoints, which are kept in `<output>-log/checkpoints`; the last step is
+    saved too. 0 = none."""
     checkpoint_keep_last: Count | None = None
     """Number of the newest checkpoints to keep; null = all of them."""
     checkpoint_keep_every: Count | None = None
@@ -232,7 +233,9 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
 
 def settings_found(config: SftConfig) -> Found:
     """Return settings that do not fit together, and settings that were given without effect."""
-    steps = checkpoint_problems(checkpoint_section(config), config.number_of_steps)
+    steps = checkpoint_problems(
+        checkpoint_section(config), config.number_of_steps, always_saves_last=False
+    )
     found = sorted_out((*_source_problems(config), *_rank_problems(config), *steps))
     problems = (_SECTION.sub("", problem) for problem in found.problems)
     redundant = (_SECTION.sub("", setting) for setting in found.redundant)

@@ -184,13 +184,18 @@ async def _train_and_export(
         # Later steps are measured again.
         known = [row for row in read_json_lines(path) if point and row["step"] <= num_done]
         write_json_lines(path, known)
+        step = num_done
         try:
             async for row in train(config, samples, ranks, saving, num_done=num_done):
                 append_json_line(path, {"step": row.step, **row.metrics})
                 on_row(row)
+                step = row.step
+            # Before the last step is saved, from which nobody could come back to write it.
+            await ranks.save_pretrained(output)
+            if config.checkpoint_every:
+                await saving.finish(step, is_exported=False)
         finally:
             await saving.close()
-        await ranks.save_pretrained(output)
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:

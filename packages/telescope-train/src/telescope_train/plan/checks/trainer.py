@@ -99,8 +99,13 @@ def _lora_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Iterator[str]:
-    """Yield a message for each problem in `[checkpoint]`."""
+def checkpoint_problems(
+    section: CheckpointSection, number_of_steps: int, *, always_saves_last: bool = True
+) -> Iterator[str]:
+    """Yield a message for each problem in `[checkpoint]`.
+
+    `always_saves_last`: whether the last step is saved without `checkpoint_every` too.
+    """
     resumes = section.resume_if_saved or section.resume_from_checkpoint is not None
     if section.allow_changed_environments and not resumes:
         yield (
@@ -118,10 +123,14 @@ def checkpoint_problems(section: CheckpointSection, number_of_steps: int) -> Ite
             yield from unused(section, f"checkpoint.{field}", why)
         return
     if section.checkpoint_every > number_of_steps:
+        advice = (
+            "lower it, or remove it (the last step is always saved)"
+            if always_saves_last
+            else "lower it (the last step is saved too), or remove it to save no checkpoint"
+        )
         yield (
             f"checkpoint.checkpoint_every ({section.checkpoint_every}) is never reached in "
-            f"{number_of_steps} steps; lower it, or remove it (the last step is "
-            "always saved)"
+            f"{number_of_steps} steps; {advice}"
         )
     every = section.checkpoint_keep_every
     if every is None:
