@@ -143,6 +143,24 @@ def test_conversations_that_are_too_long(tmp_path):
 
 
 @reads_datasets
+@pytest.mark.parametrize(("too_long", "counts"), [("drop", (0, 3)), ("truncate", (3, 0))])
+def test_each_sample_of_a_conversation_that_is_too_long_is_counted(tmp_path, too_long, counts):
+    """The template shows earlier turns without their end, so each turn is a sample of its own."""
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = (
+        "{%- for m in messages -%}{{ '<|' + m.role + '|>' + m.content }}"
+        "{%- if m.role != 'assistant' or loop.last -%}{{ '<|end|>' }}{%- endif -%}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
+    )
+    short, long = conversation(0), [*conversation(1)[:4], {"role": "assistant", "content": "z" * 80}]
+    path = write(tmp_path / "chats.jsonl", [short, short, long, long, long])
+    flags = ("--seq_len", "60", "--num_held_out", "1", "--too_long", too_long)
+    samples = dataset_samples(config_of(path, *flags), tokenizer)
+    assert (samples.num_truncated, samples.num_dropped) == counts
+    assert len(samples.learnt) + len(samples.held_out) + samples.num_dropped == 10
+
+
+@reads_datasets
 def test_training_on_conversations_lowers_the_held_out_loss(tmp_path):
     path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(40)], field="chat")
     rows = []

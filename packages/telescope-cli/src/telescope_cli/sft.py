@@ -48,7 +48,7 @@ def sft_command(
     from telescope_train.sft.run import DROPPED, TRUNCATED
 
     truncated, dropped = last.metrics[TRUNCATED], last.metrics[DROPPED]
-    left_out = f"; longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
+    left_out = f"; samples longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
     typer.echo(
         f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
         f"{last.metrics['nll/held_out']:.3f} on held-out examples, "

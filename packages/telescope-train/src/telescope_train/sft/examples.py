@@ -137,9 +137,9 @@ class GoldSamples:
     learnt: list[TrainingSample]
     held_out: list[TrainingSample]
     num_truncated: int = 0
-    """Number of conversations that were cut to `seq_len` tokens."""
+    """Number of samples that were cut to `seq_len` tokens, held-out ones included."""
     num_dropped: int = 0
-    """Number of conversations left out: too long, or cut before the first assistant token."""
+    """Number of samples left out, too long or cut before the first token to learn."""
 
 
 async def gold_samples(
@@ -307,8 +307,8 @@ def _fitted(
                 "seq_len, or set too_long to 'truncate' or 'drop'"
             )
         kept = [part for part in parts if _is_kept(part, config)]
-        num_dropped += not kept
-        num_truncated += any(len(part.token_ids) > limit for part in kept)
+        num_dropped += len(parts) - len(kept)
+        num_truncated += sum(len(part.token_ids) > limit for part in kept)
         for part in kept:
             cut = RenderedConversation(token_ids=part.token_ids[:limit], mask=part.mask[:limit])
             samples.append(_sample(cut, source=config.dataset, example_id=conversation.label))
