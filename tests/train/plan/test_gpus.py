@@ -267,4 +267,16 @@ def test_what_a_server_takes_is_what_its_parts_are():
     outside = 2 * (facts.vocab_size or 0) * (facts.hidden_size or 0)
     layers = (facts.num_parameters or 0) - outside
     assert dict(rounded.parts)["weights"] == 2 * outside + layers
+
+
+def test_a_server_has_room_for_the_largest_group_of_any_environment():
+    few = ("--max_concurrent_prompts_per_server", "2", "--group_size", "4")
+    mixed = ("--environments", '[{"name": "a"}, {"name": "b", "group_size": 16}]')
+    one, other = (
+        server_memory(config(*few, *more), FACTS, 1000, device="cpu") for more in ((), mixed)
+    )
+    assert one is not None
+    assert other is not None
+    assert "KV cache, 8 x 1000 tokens" in dict(one.parts)
+    assert "KV cache, 32 x 1000 tokens" in dict(other.parts)
     assert CONTEXT_BYTES < H100

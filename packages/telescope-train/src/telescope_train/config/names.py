@@ -49,7 +49,9 @@ _SAMPLES = {
         dynamic_filtering dynamic_sampling_filter_path filter_groups.enable dynamic_sampling.type
         use_dynamic_sampling dynamic_sampling
     """: "should_accept_fn: has_signal, or module:function",
-    "chat_template_path custom_chat_template chat_template.name_or_path": "chat_template",
+    """
+        chat_template_path custom_chat_template chat_template.name_or_path tokenizer.chat_template
+    """: "chat_template",
     "trajectory_strategy retokenize": "interleaved_rollouts",
     "over_sampling_batch_size over_sample_rate": "max_open_rollouts",
     "dynamic_filtering_reward_range": "should_accept_fn: module:function",
@@ -141,9 +143,10 @@ _OPTIMIZER = {
     "lr actor_learning_rate policy_lr": "learning_rate",
     "max_grad_norm clip_grad gradient_clipping max_norm grad_norm_clip": "grad_clip",
     """
-        lr_scheduler_type warmup_style lr_decay_style trainer.scheduler.type lr_schedule
+        lr_scheduler_type warmup_style lr_decay_style lr_schedule
         optimizer_config.scheduler
     """: "lr_scheduler",
+    "scheduler.type": "lr_scheduler: if that of the learning rate is meant; processes go by [ray]",
     """
         num_warmup_steps lr_warmup_steps lr_warmup_iters lr_warmup_steps_ratio warmup_ratio
         warmup_steps_proportion lr_warmup_ratio
@@ -179,7 +182,9 @@ _MODELS = {
     "lora.alpha peft.alpha": "lora_alpha: with use_lora",
     "lora.dropout peft.dropout": "lora_dropout: with use_lora",
     "exclude_modules": "lora_target_modules: those that get one",
-    "external_lib": "trust_remote_code: for code that comes with the model",
+    "external_lib tokenizer.trust_remote_code": (
+        "trust_remote_code: for code that comes with the model"
+    ),
     "make_sequence_length_divisible_by": "pad_to_multiple_of",
     "lora.target_modules target_modules": "lora_target_modules",
     "cast_lm_head_to_fp32 fp32_lm_head_logits defer_fp32_logits": "fp32_lm_head",
@@ -201,7 +206,7 @@ _PARALLEL = {
         num_nodes trainer.gpus
     """: "trainer_num_workers: in all, one for each GPU",
     "strategy fsdp_backend training_backend": "train_backend",
-    "tensor_model_parallel_size megatron.tensor_parallel_size": (
+    "tensor_model_parallel_size megatron.tensor_parallel_size dtensor_cfg.tensor_parallel_size": (
         "megatron_tensor_parallel_size: inference_tensor_parallel_size for servers"
     ),
     "pipeline_model_parallel_size": "megatron_pipeline_parallel_size",
@@ -211,7 +216,8 @@ _PARALLEL = {
         context_parallel_size ulysses_sequence_parallel_size ring_attn_size sequence_parallel_size
         model.cp cp_size
     """: "fsdp_context_parallel_size: megatron_context_parallel_size with that backend",
-    "fsdp_size dp_replicate": "fsdp_replicate_size: whole copies",
+    "dp_replicate": "fsdp_replicate_size: whole copies",
+    "fsdp_size": "fsdp_replicate_size: whole copies, which are trainer_num_workers / fsdp_size",
     "param_offload cpu_offload fsdp_cpu_offload_params offload_policy": "fsdp_cpu_offload",
     "optimizer_offload adam_offload offload_after_step optim_cpu_offload enable_offload": (
         "optimizer_cpu_offload"
@@ -409,7 +415,7 @@ _NO_EQUAL = {
     """
         sglang.* vllm_mode generation.backend generator.backend rollout.name rollout.mode
         allocation_mode run_engines_locally use_sglang inference_engine_type rollout_backend
-        served_model_name engine_kwargs.* impl
+        served_model_name engine_kwargs.*
     """: "the engine is vLLM, and how it is started is in [inference]",
     "attn_implementation flash_attn attn use_flash_attn attention_backend": (
         "attention for packed rows is chosen by the machine: flash-attn where it is installed"
@@ -418,9 +424,15 @@ _NO_EQUAL = {
         "train_backend chooses what shares the model: 'fsdp' (torch's FSDP2) or 'megatron'"
     ),
     """
-        ddp_timeout nccl_timeout local_rank launcher.** scheduler.* scheduling_spec name_resolve.**
-        cluster.* placement.* slurm.** deployment.* ray_kwargs.*
+        ddp_timeout nccl_timeout local_rank launcher.** scheduling_spec name_resolve.** cluster.*
+        scheduler.endpoint scheduler.deploy_mode scheduler.functioncall_service_domain
+        placement.* slurm.** deployment.* ray_kwargs.*
     """: "where processes go is set in [ray], and torchrun and accelerate are not used",
+    "decay_steps lr_decay_steps lr_decay_iters policy.scheduler.* megatron_cfg.scheduler.*": (
+        "the learning rate rises over warmup_steps, and with lr_scheduler = 'linear' or 'cosine' "
+        "falls from there to min_lr_ratio of it at the last step of the run"
+    ),
+    "impl": "the trainer computes with the model's code in transformers, or train_backend's own",
     "push_to_hub hub_model_id hub_strategy hub_token": (
         "`telescope export` writes the model, and uploads it with --push"
     ),
@@ -445,7 +457,7 @@ _NO_EQUAL = {
     "env.* env.args.** environment.args.**": (
         "settings of an environment itself stand in env of its [[environments]] entry"
     ),
-    "tokenizer.** tokenizer_path tokenizer_name": (
+    "tokenizer.* tokenizer_path tokenizer_name": (
         "the tokenizer is the one in the folder of the model"
     ),
     "override_config model_config_kwargs use_shm init_from_scratch": (
