@@ -8,6 +8,9 @@ import pytest
 from telescope_train.batches.batch import StepPlan
 from telescope_train.batches.packing import pack
 from telescope_train.models.facts import facts_of
+from telescope_train.rollouts.sampled import SampledBatch
+from telescope_train.step.credit import Credit
+from telescope_train.step.metrics import LAPS, StepResult, step_row
 from telescope_train.step.throughput import (
     Machine,
     flops_imbalance,
@@ -71,3 +74,16 @@ def test_peaks_are_of_the_card_that_is_named():
     assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_flops("NVIDIA L40S") == 362e12
     assert peak_flops("Some card") is None
+
+
+@pytest.mark.parametrize(("duration_s", "is_known"), [(None, False), (2.0, True)])
+def test_a_batch_whose_time_is_not_known_has_no_speed(duration_s, is_known):
+    result = StepResult(
+        batch=SampledBatch(groups=(), duration_s=duration_s),
+        credit=Credit(samples=(), advantages={}, discarded={}, filtered={}, metrics={}),
+        plan=StepPlan(minibatches=[], order=[]),
+        times=dict.fromkeys(LAPS, 1.0),
+    )
+    machine = Machine(facts=FACTS, seq_len=64, hidden_size=8, gpu_name=None)
+    row = step_row(result, machine, version=3, max_async_rollout=1)
+    assert ("time/batch_s" in row, "tokens/rollout_per_s" in row) == (is_known, is_known)

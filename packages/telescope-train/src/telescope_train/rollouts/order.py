@@ -43,8 +43,9 @@ class PendingGroup:
     """Attempts that were not played again, or ended with the run."""
     failed: Counter[Boundary] = field(default_factory=Counter[Boundary])
     """Failed attempts by cause."""
-    ended_s: float = 0.0
-    """Time at which its group was accepted, on the clock of the event loop."""
+    ended_s: float | None = None
+    """Time at which its group was accepted, on the clock of the event loop; None = not yet, or
+    before a restore."""
     task: Task[Group] | None = None
     """Task that plays until a group is accepted, and returns it."""
 
@@ -175,7 +176,7 @@ class FinishedOrder:
             ]
             ready = sorted(
                 (p for p in open_places if p.is_done),
-                key=lambda pending: (pending.ended_s, pending.key),
+                key=lambda pending: (pending.ended_s or 0.0, pending.key),
             )
             for pending in [p for p in ready if self._is_too_old(p.group)]:
                 ready.remove(pending)

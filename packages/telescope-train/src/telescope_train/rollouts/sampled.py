@@ -26,8 +26,9 @@ class SampledBatch:
     trainer asked for the batch."""
     workers: Mapping[str, float] = field(default_factory=dict[str, float])
     """State of the processes of each environment at that time, as `environment/number`."""
-    duration_s: float
-    """Seconds from admission to the last reward."""
+    duration_s: float | None
+    """Seconds from admission to the last reward; None = not known, as some of its groups were
+    sampled before a restore."""
     length_bias: float | None = None
     """In finished order: mean tokens of trained rollouts so far over those of all draws."""
     ended_steps: tuple[int, ...] = ()

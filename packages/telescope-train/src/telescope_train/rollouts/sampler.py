@@ -335,16 +335,17 @@ class RolloutSampler:
     def _sampled(self, batch: int, pending_groups: Sequence[PendingGroup]) -> SampledBatch:
         ordered = sorted(pending_groups, key=lambda pending: pending.key)
         # After a restore, a batch may be made of groups that were drawn for earlier ones alone.
-        begun, last_s = (
-            self._admitted.get(batch),
-            max(pending.ended_s for pending in pending_groups),
-        )
+        begun = self._admitted.get(batch)
+        ends = [pending.ended_s for pending in pending_groups if pending.ended_s is not None]
+        duration_s = None
+        if begun is not None and len(ends) == len(pending_groups):
+            duration_s = max(0.0, max(ends) - begun.at_s)
         return SampledBatch(
             groups=tuple(pending.group for pending in ordered),
             rejected=tuple(by_draw(group for pending in ordered for group in pending.rejected)),
             replaced=tuple(rollout for pending in ordered for rollout in pending.replaced),
             failed_attempts=dict(sum((p.failed for p in ordered), Counter[Boundary]())),
-            duration_s=0.0 if begun is None else max(0.0, last_s - begun.at_s),
+            duration_s=duration_s,
         )
 
     def _open_state(self) -> SamplerState:

@@ -98,10 +98,10 @@ def step_row(
         **credit.metrics,
         **sample_metrics(credit.samples, version, max_async_rollout=max_async_rollout),
         **throughput_metrics(result.plan, times["train"], machine),
-        "tokens/rollout_per_s": num_sampled / batch.duration_s if batch.duration_s > 0 else 0.0,
         "time/step_s": sum(times.values()),
         **{f"time/{name}_s": seconds for name, seconds in times.items()},
-        "time/batch_s": batch.duration_s,
+        **({} if batch.duration_s is None else {"time/batch_s": batch.duration_s}),
+        **({"tokens/rollout_per_s": num_sampled / batch.duration_s} if batch.duration_s else {}),
     }
 
 
