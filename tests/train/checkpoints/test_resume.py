@@ -13,12 +13,13 @@ import pytest
 import torch
 from tests.core.evals.test_comparison import an_eval
 
+from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.evals import EvalFolder
 from telescope_core.records import Resume, RolloutRow, RunFolder
 from telescope_core.records.folders import remove_folder, sweep
 from telescope_core.records.identity import NOTHING_SAVED
-from telescope_core.types import RolloutStatus
+from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
 from telescope_train.checkpoints import saver
 from telescope_train.checkpoints.folders import (
     CheckpointManifest,
@@ -37,7 +38,7 @@ from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.eval_folders import evals_left
 from telescope_train.config.schema import TrainConfig
-from telescope_train.rollouts.sampled import SamplerState
+from telescope_train.rollouts.sampled import SampledBatch, SamplerState
 from telescope_train.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -361,6 +362,31 @@ def test_evals_after_training_are_kept_where_no_step_is_left(tmp_path):
         resume = Resume(at="now", step=step, checkpoint="")
         again = RunFolder.resume(path, config={}, resume=resume, keeps_evals_after=step == 10)
         assert [one.name for one in again.eval_folders()] == left
+
+
+@pytest.mark.parametrize("status", [RolloutStatus.KEPT, RolloutStatus.FAILED])
+def test_rollouts_that_wait_in_the_checkpoint_fit_in_seq_len(forked, tmp_path, status):
+    tokens = sampled_tokens((1,) * 30, (2,) * 20, (-0.5,) * 20)
+    said = Message(role="assistant", content="")
+    completion = Completion(message=said, finish_reason="stop", tokens=tokens)
+    rollout = Rollout(
+        environment="digit",
+        example_id="0",
+        group_id="5.0",
+        index=0,
+        turns=(Turn(completion=completion, started_s=0.0, ended_s=1.0),),
+        status=status,
+    )
+    group = Group(id="5.0", environment="digit", example_id="0", rollouts=(rollout,))
+    batches = {5: SampledBatch(groups=(group,), duration_s=1.0)}
+    state = SamplerState(next_batch=6, draw_position=2, batches=batches)
+    write_sampler_state(tmp_path / "other" / "step-000005", state)
+    assert forked("--seq_len", "50").changed == ("trainer.seq_len: 64 -> 50",)
+    if status is RolloutStatus.FAILED:  # which no step trains on
+        assert forked("--seq_len", "49") is not None
+        return
+    with pytest.raises(ConfigError, match=r"step-000005.*seq_len is 49; raise it to at least 50"):
+        forked("--seq_len", "49")
 
 
 def checkpoint_at(

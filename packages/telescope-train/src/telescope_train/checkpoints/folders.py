@@ -289,11 +289,13 @@ def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
     return checkpoint
 
 
-def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = True) -> None:
+def require_start(
+    checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = True
+) -> SamplerState | None:
     """Raise ConfigError if the files that this process reads of a checkpoint are damaged.
 
     The ranks read their own large files, in `restore`. `samples`: whether the run samples its
-    training data, so that the state of sampling must be there and readable.
+    training data; then the state of sampling must be there and readable, and is returned.
     """
     names = [
         name
@@ -301,13 +303,15 @@ def require_start(checkpoint: RunCheckpoint, go_on: GoOn, *, samples: bool = Tru
         if name == "state/.metadata" or not name.startswith("state/")
     ]
     wrong = wrong_contents(checkpoint.path, checkpoint.used, names)
+    state = None
     if not wrong and samples:
         try:
-            checkpoint.sampler_state()
+            state = checkpoint.sampler_state()
         except ConfigError as error:
             wrong = [str(error)]
     if wrong:
         raise _refused(checkpoint, wrong, go_on)
+    return state
 
 
 def require_whole(checkpoint: RunCheckpoint, go_on: GoOn) -> None:

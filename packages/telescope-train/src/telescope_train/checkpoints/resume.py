@@ -19,6 +19,7 @@ from telescope_core.base.environment_record import EnvironmentRecord, all_change
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.file_proofs import quick_digest
 from telescope_core.base.secret_names import without_secrets
+from telescope_core.base.types import RolloutStatus
 from telescope_core.records import Resume, RunFolder, RunState
 from telescope_core.records.folders import end_replacing
 from telescope_core.records.identity import NOTHING_SAVED, now
@@ -41,6 +42,7 @@ from telescope_train.config.origin import origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.accept import BUILT_IN
+from telescope_train.rollouts.sampled import SamplerState
 
 LATEST = "latest"
 _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
@@ -137,7 +139,9 @@ def resume_point(
         *input_changes(checkpoint, inputs),
     )
     if not (is_at_last_step and is_over(config, checkpoint)):
-        require_start(checkpoint, by_moving_it if is_same_run else by_its_path)
+        state = require_start(checkpoint, by_moving_it if is_same_run else by_its_path)
+        if state is not None and not is_at_last_step:
+            _require_room(state, checkpoint, config)
     return ResumePoint(
         checkpoint=checkpoint,
         is_same_run=is_same_run,
@@ -149,6 +153,27 @@ def resume_point(
             *([] if is_same_run else _other_differences(checkpoint, config)),
         ),
     )
+
+
+def _require_room(state: SamplerState, checkpoint: RunCheckpoint, config: TrainConfig) -> None:
+    """Raise ConfigError if a rollout that waits for training is longer than `seq_len`."""
+    longest = max(
+        (
+            turn.completion.tokens.completion_end
+            for group in state.groups
+            for rollout in group.rollouts
+            for turn in rollout.turns
+            if rollout.status is RolloutStatus.KEPT and turn.completion.tokens is not None
+        ),
+        default=0,
+    )
+    seq_len = config.trainer.seq_len
+    if longest > seq_len:
+        raise ConfigError(
+            f"{str(checkpoint.path)!r} holds rollouts that were sampled ahead and are trained on "
+            f"next, of up to {longest} tokens, and trainer.seq_len is {seq_len}; raise it to at "
+            f"least {longest}"
+        )
 
 
 def is_over(config: TrainConfig, checkpoint: RunCheckpoint) -> bool:
