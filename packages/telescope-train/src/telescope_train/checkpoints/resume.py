@@ -140,8 +140,7 @@ def resume_point(
     )
     if not (is_at_last_step and is_over(config, checkpoint)):
         state = require_start(checkpoint, by_moving_it if is_same_run else by_its_path)
-        if state is not None and not is_at_last_step:
-            _require_room(state, checkpoint, config)
+        _require_room(state, checkpoint, config)
     return ResumePoint(
         checkpoint=checkpoint,
         is_same_run=is_same_run,
@@ -155,8 +154,12 @@ def resume_point(
     )
 
 
-def _require_room(state: SamplerState, checkpoint: RunCheckpoint, config: TrainConfig) -> None:
+def _require_room(
+    state: SamplerState | None, checkpoint: RunCheckpoint, config: TrainConfig
+) -> None:
     """Raise ConfigError if a rollout that waits for training is longer than `seq_len`."""
+    if state is None or checkpoint.step == config.run.number_of_steps:
+        return
     longest = max(
         (
             turn.completion.tokens.completion_end
