@@ -152,7 +152,10 @@ def test_each_sample_of_a_conversation_that_is_too_long_is_counted(tmp_path, too
         "{%- if m.role != 'assistant' or loop.last -%}{{ '<|end|>' }}{%- endif -%}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
     )
-    short, long = conversation(0), [*conversation(1)[:4], {"role": "assistant", "content": "z" * 80}]
+    short, long = (
+        conversation(0),
+        [*conversation(1)[:4], {"role": "assistant", "content": "z" * 80}],
+    )
     path = write(tmp_path / "chats.jsonl", [short, short, long, long, long])
     flags = ("--seq_len", "60", "--num_held_out", "1", "--too_long", too_long)
     samples = dataset_samples(config_of(path, *flags), tokenizer)
