@@ -43,6 +43,7 @@ from telescope_train.models.attention.kinds import (
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
+from telescope_train.models.facts import facts_of
 
 CPU = torch.device("cpu")
 LAYER = SimpleNamespace(is_causal=True)
@@ -239,6 +240,28 @@ def test_windows_longer_than_the_samples_of_the_test_count(family, dtype):
     choice = choose_attention(WINDOWED[family](), CPU, dtype)
     assert choice.kind is SDPA
     assert "sliding windows" in choice.refused["packed_blocks"]
+
+
+MODELS = {
+    **WINDOWED,
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, **WINDOW)),
+    "mistral without": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "qwen2 without": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, **WINDOW, use_sliding_window=True, max_window_layers=3)
+    ),
+    "caps": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA, layer_types=["full_attention"] * 3)),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_config_tells_a_plan_what_ranks_that_share_rows_refuse_on_a_cpu(family):
+    model = MODELS[family]()
+    if facts_of(model.config.to_dict()).attention_limits:
+        with pytest.raises(ConfigError, match="set fsdp_context_parallel_size = 1"):
+            choose_attention(model, CPU, torch.float32, is_row_shared=True)
+    else:
+        choice = choose_attention(model, CPU, torch.float32, is_row_shared=True)
+        assert choice.kind.name == "packed_blocks"
 
 
 def without_window(module, query, key, value, attention_mask, *, packed_layout, **options):

@@ -314,6 +314,10 @@ def test_a_model_of_another_kind_has_unknown_size_but_a_plan(flags, save_model):
             ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],
             "trainer.fsdp_context_parallel_size (3) must divide the model's 4 attention heads",
         ),
+        (
+            ["--use_lora", "--lora_target_modules", '["q_prj", "v_proj"]'],
+            "no matrix in the decoder layers of Qwen3ForCausalLM is called q_prj; choose",
+        ),
     ],
 )
 def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):
@@ -441,6 +445,28 @@ def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
     found = [problem for problem in make_plan(prepare(config)).problems if expected in problem]
     assert bool(found) == (machine_device() == "cpu")
+
+
+def test_adapters_are_named_as_the_matrices_of_the_model_are(flags, save_model):
+    sizes = {name: value for name, value in QWEN3.items() if name not in ("head_dim", "model_type")}
+    model = ("--model", str(save_model(model_type="phi", **sizes)), "--use_lora")
+    (problem,) = plan(flags, *model).problems
+    assert "o_proj" in problem
+    assert "dense, fc1, fc2" in problem
+    assert plan(flags, *model, "--lora_target_modules", '["q_proj", "dense"]').problems == ()
+
+
+def test_ranks_share_no_rows_of_a_model_with_windows_unless_there_is_a_gpu(flags, tmp_path):
+    two = ("--fsdp_context_parallel_size", "2", "--trainer_num_workers", "2")
+    assert plan(flags, *two).problems == ()
+    path = tmp_path / "model" / "config.json"
+    listed = ["sliding_attention", "full_attention"]
+    changed = {"use_sliding_window": True, "sliding_window": 16, "layer_types": listed}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    found = "\n".join(plan(flags, *two).problems)
+    assert ("sliding_window" in found) == (machine_device() == "cpu")
+    assert ("set fsdp_context_parallel_size = 1" in found) == (machine_device() == "cpu")
+    assert plan(flags).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import device
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
+from telescope_train.sft import run as sft_run
 from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.examples import gold_samples
@@ -359,6 +360,38 @@ def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp
     for fact in (name, "DIGITS_KEY (set)"):
         assert fact in line
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields", "message"),
+    [
+        (
+            ["--use_lora", "true", "--lora_target_modules", '["q_prj"]'],
+            {},
+            "is called q_prj; choose",
+        ),
+        (
+            ["--fsdp_context_parallel_size", "2", "--trainer_num_workers", "2"],
+            {"layer_types": ["sliding_attention"] * 3, "sliding_window": 8},
+            r"fsdp_context_parallel_size \(2\).*sliding_window",
+        ),
+        (
+            ["--fsdp_context_parallel_size", "3", "--trainer_num_workers", "3"],
+            {},
+            r"fsdp_context_parallel_size \(3\) must divide",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_anything_is_written(
+    config_file, tmp_path, monkeypatch, flags, fields, message
+):
+    monkeypatch.setattr(sft_run, "machine_device", lambda: "cpu")
+    path = make_tiny_model(tmp_path / "base", seed=0) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    config_file.write_text(config_file.read_text().replace("make_tiny_model = true", ""))
+    with pytest.raises(ConfigError, match=message):
+        run_sft(load_sft_config([config_file], flags))
+    assert not (tmp_path / "warm-log").exists()
 
 
 def test_a_model_that_lacks_a_tensor_is_refused_before_anything_is_written(config_file, tmp_path):

@@ -49,6 +49,8 @@ class ModelFacts:
     """Number of experts in a layer; None = a dense model."""
     family: str | None = None
     """Value of `model_type` in the config."""
+    attention_limits: tuple[str, ...] = ()
+    """Names in the config of what makes attention more than causal: windows, soft caps."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -57,6 +59,21 @@ _TIED_BY_THEMSELVES = frozenset(
     {"cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"}
 )
 """Model types with a tied output head even if config.json does not say so."""
+WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
+"""Names in configs for the number of tokens that a layer attends to, if limited."""
+CAP_SETTINGS = ("attn_logit_softcapping",)
+"""Names in configs for a soft cap of attention scores."""
+_WINDOWED = frozenset(
+    {
+        *("mistral", "mixtral", "ministral", "ministral3", "phi3", "starcoder2"),
+        *("cohere2", "gemma2", "gemma3_text"),
+    }
+)
+"""Model types whose layers have the window of the config, where it lists no `layer_types`."""
+_WINDOWED_LAYERS = ("sliding_attention", "chunked_attention")
+"""Values in `layer_types` of layers with a window."""
+_CAPPED = frozenset({"gemma2", "vaultgemma"})
+"""Model types that have the soft cap of the config."""
 UNKNOWN_FACTS = ModelFacts(
     num_parameters=None, vocab_size=None, max_positions=None, kv_values_per_token=None
 )
@@ -126,7 +143,21 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         ffn_size=sizes.get("intermediate_size"),
         num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
         family=None if config.get("model_type") is None else str(config.get("model_type")),
+        attention_limits=_attention_limits(config),
     )
+
+
+def _attention_limits(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what is known to limit the attention of some layer; other types have stray fields."""
+    kinds, family = config.get("layer_types"), config.get("model_type")
+    is_limited = family in _WINDOWED
+    if isinstance(kinds, list):
+        is_limited = any(kind in _WINDOWED_LAYERS for kind in cast(list[str], kinds))
+    names = (
+        *(WINDOW_SETTINGS if is_limited else ()),
+        *(CAP_SETTINGS if family in _CAPPED else ()),
+    )
+    return tuple(name for name in names if config.get(name))
 
 
 def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Check that a model's files match its config.json: names, shapes, types, tying.
+"""Check that a model's files match its config.json (names, shapes, types, tying), and its adapters.
 
 The loader of transformers is run on tensors with the shapes from the files' headers and without
 memory. It finds the same problems as with real weights, including renaming, stacking of experts and
@@ -116,6 +116,24 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
         and (not files.is_here or _differ(files, sources[target], sources[source], dtype))
         for target, source in tied.items()
     )
+
+
+def require_targets(model: "PreTrainedModel", targets: Sequence[str]) -> None:
+    """Raise ConfigError unless each of `targets` (LoRA) is a matrix in the decoder layers."""
+    from torch.nn import Linear
+
+    inside = {
+        name.rpartition(".")[2]
+        for layer in model.base_model.layers
+        for name, module in layer.named_modules()
+        if isinstance(module, Linear)
+    }
+    unknown = [target for target in targets if target not in inside]
+    if unknown:
+        raise ConfigError(
+            f"lora_target_modules: no matrix in the decoder layers of {type(model).__name__} is "
+            f"called {', '.join(unknown)}; choose among {', '.join(sorted(inside))}"
+        )
 
 
 def _sources(

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
+from telescope_train.models.fit import require_targets
 from telescope_train.models.rounding import round_steadily
 
 ADAPTER = "default"
@@ -35,7 +36,7 @@ def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: st
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigError(_HINT) from error
-    _check_targets(lm, trainer.lora_target_modules)
+    require_targets(lm, trainer.lora_target_modules)
     config = LoraConfig(
         r=trainer.lora_rank,
         lora_alpha=trainer.lora_alpha,
@@ -65,21 +66,6 @@ def first_adapters(lm: PreTrainedModel, *, seed: int) -> Iterator[tuple[Tensor, 
         torch.nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator)
         yield down, first
         yield up, torch.zeros(up.shape, dtype=up.dtype)
-
-
-def _check_targets(lm: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    inside = {
-        name.rpartition(".")[2]
-        for layer in lm.base_model.layers
-        for name, module in layer.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-    unknown = [target for target in targets if target not in inside]
-    if unknown:
-        raise ConfigError(
-            f"lora_target_modules: {', '.join(unknown)} is not a matrix in the decoder layers of "
-            f"{type(lm).__name__}; choose among {', '.join(sorted(inside))}"
-        )
 
 
 def adapted_modules(lm: PreTrainedModel) -> dict[str, Any]:

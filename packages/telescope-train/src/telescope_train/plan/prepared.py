@@ -32,7 +32,12 @@ from telescope_train.plan.checks.megatron import (
     megatron_model_problems,
 )
 from telescope_train.plan.checks.model import ModelLook, look_at_model, look_at_template
-from telescope_train.plan.checks.trainer import routing_device_problems, routing_model_problems
+from telescope_train.plan.checks.trainer import (
+    lora_targets,
+    routing_device_problems,
+    routing_model_problems,
+    shared_rows_problem,
+)
 from telescope_train.plan.gpus import colocated, gpu_problems
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
@@ -75,7 +80,7 @@ class Prepared:
         Raises ConfigError if the settings do not fit the device.
         """
         device: Device = "cuda" if has_gpus else "cpu"
-        on_device = sorted_out(_device_problems(self.config, device))
+        on_device = sorted_out(_device_problems(self.config, self.facts, device))
         found = replace(
             self, device=device, problems=on_device.problems, redundant=on_device.redundant
         )
@@ -95,7 +100,11 @@ def prepare(config: TrainConfig) -> Prepared:
     look = ModelLook()
     try:
         facts = read_model_facts(config.model.model, output_dir=config.run.output_dir)
-        look = look_at_model(config.model, dtype=config.model.model_dtype)
+        look = look_at_model(
+            config.model,
+            dtype=config.model.model_dtype,
+            lora_targets=lora_targets(config.trainer),
+        )
         problems += look.problems
     except TelescopeError as error:
         problems.append(str(error))
@@ -133,7 +142,7 @@ def prepare(config: TrainConfig) -> Prepared:
         if device == "cuda":
             problems += gpu_problems(config, facts, limit, gpus)
         problems += port_problems(config)
-        problems += _device_problems(config, device)
+        problems += _device_problems(config, facts, device)
     found = sorted_out(problems)
     return Prepared(
         config=config,
@@ -200,10 +209,12 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
         )
 
 
-def _device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
+def _device_problems(config: TrainConfig, facts: ModelFacts, device: Device) -> Iterator[str]:
     yield from megatron_device_problems(config, device)
     yield from weights_device_problems(config, device)
     yield from routing_device_problems(config, device)
+    if problem := shared_rows_problem(config.trainer.fsdp_context_parallel_size, facts, device):
+        yield f"trainer.{problem}"
     if device == "cuda":
         return
     if config.trainer.optimizer == "adamw_8bit":

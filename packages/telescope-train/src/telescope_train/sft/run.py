@@ -35,11 +35,12 @@ from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, R
 from telescope_train.cluster.ray_cluster import ray_cluster
 from telescope_train.config.schema import ModelSection, RaySection
 from telescope_train.config.trainer_section import smaller_rank
-from telescope_train.models.device import threads_of
-from telescope_train.models.facts import UNKNOWN_FACTS, read_model_facts
+from telescope_train.models.device import machine_device, threads_of
+from telescope_train.models.facts import UNKNOWN_FACTS, context_problem, read_model_facts
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
+from telescope_train.plan.checks.trainer import lora_targets, shared_rows_problem
 from telescope_train.sft.checkpoints import (
     checkpointer,
     ended_text,
@@ -154,13 +155,28 @@ def _advising_on_memory(config: SftConfig) -> Iterator[None]:
 def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
     """Refuse a model that cannot be trained, before any other reading; print its notes."""
     if not config.make_tiny_model:
-        look = look_at_model(config, dtype=config.model_dtype)
+        targets = lora_targets(trainer_section(config))
+        look = look_at_model(config, dtype=config.model_dtype, lora_targets=targets)
         look.require_sound()
+        _require_rows(config)
         for note in look.notes:
             tell(note)
     rate, use_lora = config.learning_rate, config.use_lora
     for note in rounding_notes(config.model_dtype, learning_rate=rate, use_lora=use_lora):
         tell(note)
+
+
+def _require_rows(config: SftConfig) -> None:
+    """Raise ConfigError if ranks cannot share rows of the model (`fsdp_context_parallel_size`)."""
+    facts, size = read_model_facts(config.model), config.fsdp_context_parallel_size
+    problem = None
+    if facts.num_heads is not None and facts.num_kv_heads is not None:
+        heads, kv_heads = facts.num_heads, facts.num_kv_heads
+        problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
+    if problem is None and config.ray_address is None:
+        problem = shared_rows_problem(size, facts, machine_device())
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 async def _train_and_export(

@@ -27,7 +27,7 @@ from telescope_train.models.attention.kinds import (
     AttentionNeeds,
 )
 from telescope_train.models.attention.prefixes import SharedRow
-from telescope_train.models.facts import EXPERT_SETTINGS
+from telescope_train.models.facts import CAP_SETTINGS, EXPERT_SETTINGS, WINDOW_SETTINGS
 from telescope_train.models.location import first_line
 
 LENGTHS = (19, 13)
@@ -36,12 +36,8 @@ SHARED = SharedRow(lengths_S=np.array([19, 21, 12, 9, 13]), shared_S=np.array([0
 """Test samples with a common beginning: two branches of different depth, and one apart."""
 PROBE_VOCAB = 64
 """Rows of the embedding in the small copy."""
-_WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
-"""Names in configs for the number of tokens that a layer attends to, if limited."""
 _PROBE_WINDOW = 5
 """Such a limit in the small copy: well below the samples' lengths, so that it has an effect."""
-_CAP_SETTINGS = ("attn_logit_softcapping",)
-"""Names in configs for a soft cap of attention scores."""
 _PROBE_CAP = 0.1
 """Such a cap in the small copy: random weights give scores of about 1, far below usual caps."""
 _PROBE_EXPERTS = 2
@@ -262,7 +258,7 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
     # A padding id beyond the small vocabulary would be refused by the embedding.
     text.vocab_size, text.pad_token_id, text.tie_word_embeddings = PROBE_VOCAB, None, False
     for name in _special_settings(text):
-        setattr(text, name, _PROBE_WINDOW if name in _WINDOW_SETTINGS else _PROBE_CAP)
+        setattr(text, name, _PROBE_WINDOW if name in WINDOW_SETTINGS else _PROBE_CAP)
     layer_types = getattr(text, "layer_types", None)
     kinds = list(dict.fromkeys(layer_types)) if layer_types else [None]
     text.num_hidden_layers = len(kinds)
@@ -283,7 +279,7 @@ def _small_copy(lm: PreTrainedModel, needs: AttentionNeeds) -> PreTrainedModel:
 
 def _special_settings(text: Any) -> list[str]:
     """Return the names of settings that make attention more than causal."""
-    return [name for name in (*_WINDOW_SETTINGS, *_CAP_SETTINGS) if getattr(text, name, None)]
+    return [name for name in (*WINDOW_SETTINGS, *CAP_SETTINGS) if getattr(text, name, None)]
 
 
 def _choose_no_experts(text: Any) -> None:

@@ -1,6 +1,6 @@
 """Check that the model of a run can be trained, by its config, headers and tokenizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +10,10 @@ from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer, require_rows
 from telescope_train.config.schema import ModelSection, TrainConfig
+from telescope_train.models.fit import empty_model, require_targets
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.models.location import locate_model, require_written
-from telescope_train.models.source import read_source, served_source
+from telescope_train.models.source import problems_of, read_source, served_source
 
 SMALL_LEARNING_RATE = 1e-4
 """A step of Adam is about as large as the rate, and bfloat16 numbers around 0.02, as most weights
@@ -32,10 +33,12 @@ class ModelLook(NamedTuple):
             raise ConfigError("\n".join(self.problems))
 
 
-def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
+def look_at_model(
+    settings: ModelSettings, *, dtype: str, lora_targets: Sequence[str] = ()
+) -> ModelLook:
     """Compare the config of the model with the headers of its files, and its tokenizer with both.
 
-    `dtype`: in which its weights are held.
+    `dtype`: in which its weights are held. `lora_targets`: names of matrices that get an adapter.
     """
     if find_spec("torch") is None:
         return ModelLook(notes=("torch is not installed here, so no file of the model was read",))
@@ -70,6 +73,11 @@ def look_at_model(settings: ModelSettings, *, dtype: str) -> ModelLook:
                 "the model has no safetensors files, so its tensors are only compared with its "
                 "config once they are loaded"
             )
+        # What code that comes with a model builds is known once it is loaded.
+        has_code = settings.trust_remote_code and getattr(source.config, "auto_map", None)
+        if lora_targets and not has_code:
+            with problems_of(f"model {settings.model!r}"):
+                require_targets(empty_model(source.config, dtype), lora_targets)
         rows = source.config.get_text_config().vocab_size
         read = ModelSection(model=source.location, trust_remote_code=settings.trust_remote_code)
         note = require_rows(settings.model, bare_tokenizer(read), rows)

@@ -99,6 +99,12 @@ def _lora_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
+def lora_targets(section: TrainerSection) -> tuple[str, ...]:
+    """Return the names of the matrices that get an adapter; empty without adapters."""
+    has_adapters = section.use_lora and section.train_backend == "fsdp"
+    return section.lora_target_modules if has_adapters else ()
+
+
 def checkpoint_problems(
     section: CheckpointSection, number_of_steps: int, *, always_saves_last: bool = True
 ) -> Iterator[str]:
@@ -145,6 +151,17 @@ def checkpoint_problems(
             f"checkpoint.checkpoint_keep_every ({every}) must be a multiple of checkpoint_every "
             f"({section.checkpoint_every}), because only those steps have a checkpoint; change one"
         )
+
+
+def shared_rows_problem(size: int, facts: ModelFacts, device: Device) -> str | None:
+    """Return why no attention over `size` ranks that share rows is right; None if one may be."""
+    if size == 1 or device == "cuda" or not facts.attention_limits:
+        return None
+    return (
+        f"fsdp_context_parallel_size ({size}): without a GPU, no attention over ranks that share "
+        f"rows has {' and '.join(facts.attention_limits)}, which the model's config.json asks for; "
+        "set fsdp_context_parallel_size = 1"
+    )
 
 
 def routing_problems(config: TrainConfig) -> Iterator[str]:
