@@ -4,8 +4,10 @@ import json
 
 import pytest
 from tests.core.diagnosis.test_rules import healthy, rising
+from tests.core.reports.test_reports import an_eval
 
 from telescope_cli.main import main
+from telescope_core.evals import read_result, write_result
 from telescope_core.records import RunFolder
 
 
@@ -43,3 +45,29 @@ def test_what_is_wrong_has_the_verdict_before_it_and_an_exit_code(tmp_path, caps
     assert code == 1
     assert told["verdict"]["outcome"] == "collapsed"
     assert "collapse" in {one["rule"] for one in told["findings"]}
+
+
+def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, capsys):
+    path = a_run(tmp_path / "copied")
+    for folder, level in (("up-before", 0.2), ("up-after", 0.7), ("sums-before", 0.5)):
+        write_result(path / "evals" / folder, an_eval(folder.partition("-")[0], level, 1))
+    metrics, torn = path / "metrics.jsonl", path / "evals" / "sums-after" / "results.json"
+    _, whole = doctor(capsys, path, "--json")
+    assert json.loads(whole)["problems"] == []
+    lines = metrics.read_text().splitlines(keepends=True)
+    # The last line, without its end, is still being written.
+    metrics.write_text("".join([*lines[:30], lines[30][:50] + "\n", *lines[31:-1], lines[-1][:50]]))
+    write_result(torn.parent, read_result(torn.parent.with_name("sums-before")))
+    torn.write_text(torn.read_text()[:500])
+    told = json.loads(doctor(capsys, path, "--json")[1])
+    assert told["verdict"]["outcome"] == "learned"
+    assert told["verdict"]["text"].startswith("Learned, as far as evals can be read: ")
+    assert "sums-after cannot be read" in told["verdict"]["text"]
+    assert ["metrics.jsonl has a damaged line" in one for one in told["problems"]] == [True, False]
+    assert f"{torn} is damaged" in told["problems"][1]
+    assert doctor(capsys, path)[1].count("Left out: ") == 2
+    with pytest.raises(SystemExit):
+        main(["eval", "compare", str(path / "evals" / "sums-before"), str(torn.parent)])
+    said = capsys.readouterr().err
+    assert "results.json is damaged" in said
+    assert "--resume" not in said

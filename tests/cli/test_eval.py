@@ -336,7 +336,7 @@ def test_two_evals_are_compared_by_example(endpoint, place, capsys):
     [
         (["one", "nowhere"], "nowhere: no such folder; expected the folder of an eval"),
         (["one", "empty"], "empty holds no eval (eval.json)"),
-        (["one", "begun"], "begun: this eval has no result yet; finish it by repeating"),
+        (["one", "begun"], "begun: this eval has no result yet"),
         (["one"], "Missing argument 'after'"),
     ],
 )

@@ -9,7 +9,7 @@ from threading import Event
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.ui.recorded import BEGAN_S, STEP_S, write_steps
+from tests.ui.recorded import BEGAN_S, STEP_S, write_eval, write_standalone, write_steps
 from tests.ui.served import LIMIT_S, answered, served
 from tests.ui.test_live import Events
 
@@ -257,3 +257,46 @@ def test_a_file_system_that_fails_for_a_moment_does_not_end_the_watch(
         while events.next("metrics")["step"] != 9:
             pass
         events.close()
+
+
+TORN = {
+    "metrics.jsonl": "/runs/r",
+    "servers.jsonl": "/runs/r",
+    "summary.json": "/runs/r",
+    "checkpoints/a/checkpoint.json": "/runs/r",
+    "evals/math-after/results.json": "/runs/r",
+    "evals/math-before/results.json": "/runs/r/evals/math-after",
+    "evals/math-after/rollouts.jsonl": "/runs/r/evals/math-after",
+}
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_what_is_torn_in_its_middle_is_named_and_the_page_is_there(tmp_path, run, name):
+    for tag, version, solved in (("before", 0, 2), ("after", 3, 8)):
+        write_eval(run, tag, version=version, solved=solved)
+    path = run.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"step": 2, "time_s": BEGAN_S, "server": "s", "state": "serving"})
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert ui.get(TORN[name])["problems"] == []
+        if path.suffix == ".jsonl":
+            before = path.read_text() if path.exists() else ""
+            # The last line, without its end, is of a run that is being written.
+            path.write_text(f"{line[:20]}\n{before}{line[:20]}")
+        else:
+            path.write_text(line[:20])
+        page = ui.get(TORN[name])
+        assert [one.partition(" ")[0] for one in page["problems"]] == [name]
+        if name == "evals/math-after/results.json":
+            assert "math-after cannot be read" in page["verdict"]["text"]
+            assert ui.get("/runs/r/evals")["problems"] == page["problems"]
+
+
+def test_the_list_says_that_the_result_of_an_eval_is_torn(tmp_path):
+    write_standalone(tmp_path / "runs" / "alone", solved=5)
+    path = tmp_path / "runs" / "alone" / "results.json"
+    path.write_text(path.read_text()[:100])
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        (row,) = ui.get("/")["evals"]
+        assert row["error"].startswith("results.json is damaged")
+        assert row["num_scored"] == 8

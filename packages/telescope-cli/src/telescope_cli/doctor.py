@@ -9,7 +9,9 @@ import typer
 
 from telescope_cli.watch import RunArgument, find_run
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
+from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
+from telescope_core.reports.overview import problems_of
 from telescope_core.reports.verdict import RunVerdict, run_verdict
 
 WIDTH = 80
@@ -37,13 +39,16 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     folder = RunFolder.open(find_run(run))
     history = History.of_rows(folder.metrics())
     found, verdict = diagnose(history), run_verdict(folder)
+    problems = problems_of(folder, read_results(folder.eval_folders()).problems)
     if as_json:
         rows = [one.as_json() for one in found]
         told = {"step": history.last_step, "verdict": verdict.as_json(), "findings": rows}
-        typer.echo(json.dumps(told, indent=1))
+        typer.echo(json.dumps({**told, "problems": problems}, indent=1))
     else:
         for line in _lines(folder.path.name, verdict, history, found):
             typer.echo(line)
+        for problem in problems:
+            typer.echo("\n" + textwrap.fill(f"Left out: {problem}.", WIDTH))
     is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
     raise typer.Exit(1 if is_broken else 0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from telescope_core.base.errors import TelescopeError
 from telescope_core.diagnosis import History, diagnose
-from telescope_core.evals import Comparison, EvalResult, read_result
+from telescope_core.evals import Comparison, EvalResult, read_results
 from telescope_core.records import RunFolder, RunState
 from telescope_core.reports.before_after import from_first_to_last
 from telescope_core.reports.differences import paragraph
@@ -84,10 +84,9 @@ def _eval_entry(config: TrainConfig, folder: RunFolder, entry: EvalEntry) -> dic
 def _first_result(
     folder: RunFolder, entry: EvalEntry, tags: Sequence[str]
 ) -> dict[str, EvalResult]:
-    """Return the tag of the first of these evals that has a result; empty if none has."""
+    """Return the tag of the first of these evals with a result that can be read; empty without."""
     for tag in tags:
-        result = read_result(eval_path(folder, entry, tag))
-        if result is not None:
+        for result in read_results([eval_path(folder, entry, tag)]).results.values():
             return {tag: result}
     return {}
 

@@ -97,7 +97,7 @@ def _result(path: Path) -> EvalResult:
     result = EvalFolder(path).result()
     if result is None:
         raise ConfigError(
-            f"{path}: this eval has no result yet; finish it by repeating its command with "
-            f"--output {path} --resume"
+            f"{path}: this eval has no result yet; if nobody plays it, finish it: repeat its "
+            f"command with --output {path} --resume, or resume the training run that it belongs to"
         )
     return result

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_cli.eval.compare import comparison_to_json
-from telescope_cli.eval.view import WIDTH, print_result, print_unreadable, result_cells
+from telescope_cli.eval.view import WIDTH, print_result, print_unreadable, result_cells, tell
 from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
-from telescope_core.evals import EvalFolder
+from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
@@ -48,23 +48,27 @@ def show_folder(path: Path, *, as_json: bool) -> None:
 
 
 def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
-    result, info = folder.result(), folder.info()
+    results, unreadable = read_results([folder.path])
+    result, info = results.get(folder.path.name), folder.info()
     rows, problems = folder.read()
     if as_json:
         fields: dict[str, JsonValue] = {
             "path": str(folder.path),
             "state": info.observed_state if info else None,
             "num_rollouts_recorded": len(rows),
-            "unreadable": problems,
+            "unreadable": [*unreadable.values(), *problems],
             "result": result_to_json(result) if result else None,
         }
         typer.echo(json.dumps(plain(fields), indent=2))
         return
+    for problem in unreadable.values():
+        tell(f"Note: {problem}", style="yellow")
     print_unreadable(problems)
     if result is not None:
         print_result(result, folder.path)
         return
-    assert info is not None, "an eval without results has its manifest"
+    if info is None:
+        return
     scored = [row.reward for row in rows if row.reward is not None]
     console = Console(width=WIDTH, highlight=False)
     console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
@@ -98,6 +102,8 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
         console.print(table)
     if overview.unfinished_evals:
         console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
+    for problem in overview.problems:
+        console.print(Text(f"Note: {problem}", style="yellow"), soft_wrap=True)
 
 
 def _state_line(info: RunInfo, state: RunState) -> Text:
@@ -137,6 +143,7 @@ def _overview_to_json(overview: RunOverview, verdict: RunVerdict) -> JsonValue:
             "counts": overview.counts,
             "evals": {name: result_to_json(result) for name, result in overview.evals.items()},
             "unfinished_evals": overview.unfinished_evals,
+            "problems": overview.problems,
             "changes": {
                 change.name: comparison_to_json(change.comparison)
                 for change in before_and_after(overview.evals)

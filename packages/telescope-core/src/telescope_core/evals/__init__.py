@@ -1,7 +1,7 @@
 """Evals: play an environment's held-out examples and estimate scores with intervals."""
 
 from telescope_core.evals.comparison import Comparison, Difference, compare_results
-from telescope_core.evals.folder import EvalFolder, read_result, write_result
+from telescope_core.evals.folder import EvalFolder, read_result, read_results, write_result
 from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.runner import run_eval
 from telescope_core.evals.settings import EvalSettings
@@ -19,6 +19,7 @@ __all__ = [
     "pass_all_k",
     "pass_at_k",
     "read_result",
+    "read_results",
     "run_eval",
     "write_result",
 ]

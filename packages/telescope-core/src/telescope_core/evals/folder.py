@@ -7,7 +7,7 @@ attempt at one that was replaced or cut short. A folder has one writer at a time
 import fcntl
 import json
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
@@ -23,6 +23,7 @@ from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import (
     append_json_line,
+    damaged,
     plain,
     read_json,
     read_json_lines,
@@ -194,7 +195,7 @@ class EvalFolder:
             self._end(state, reason)
 
     def result(self) -> EvalResult | None:
-        """Return the result; None when the eval has none."""
+        """Return the result; None when the eval has none. Raises ConfigError for a damaged one."""
         return read_result(self.path)
 
     @contextmanager
@@ -265,10 +266,40 @@ def result_to_json(result: EvalResult) -> dict[str, JsonValue]:
     return without_secrets(asdict(result))
 
 
+class ReadResults(NamedTuple):
+    """The results of several evals, and those that could not be read."""
+
+    results: dict[str, EvalResult]
+    """Name of the eval's folder -> result."""
+    problems: dict[str, str]
+    """Name of the folder of an eval whose result cannot be read -> the reason."""
+
+
+def read_results(folders: Iterable[Path]) -> ReadResults:
+    """Return the results in `folders`; evals without a result are in neither part."""
+    results: dict[str, EvalResult] = {}
+    problems: dict[str, str] = {}
+    for folder in folders:
+        try:
+            result = read_result(folder)
+        except ConfigError as error:
+            problems[folder.name] = str(error)
+            continue
+        if result is not None:
+            results[folder.name] = result
+    return ReadResults(results, problems)
+
+
 def read_result(folder: Path) -> EvalResult | None:
-    """Return the result in `folder`; None when there is none."""
-    fields = read_json(folder / "results.json")
+    """Return the result in `folder`; None when there is none.
+
+    Raises ConfigError for a result that cannot be read.
+    """
+    path = folder / "results.json"
+    fields = read_json(path)
     if fields is None:
+        if path.exists():
+            raise ConfigError(damaged(str(path)))
         return None
     if fields.get("environment_settings") is None:
         about = read_json(folder / "eval.json") or {}
@@ -280,4 +311,4 @@ def read_result(folder: Path) -> EvalResult | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{folder / 'results.json'}: {where}: {first['msg']}") from None
+        raise ConfigError(f"{path}: {where}: {first['msg']}") from None

@@ -41,8 +41,13 @@ def why_no_object(path: Path) -> str:
     """Return why `read_json` found no object in `path`, as a sentence about its folder."""
     if not path.exists():
         return f"it has no {path.name}"
+    return f"its {damaged(path.name)}"
+
+
+def damaged(name: str) -> str:
+    """Return a sentence about the file `name`, which should be a JSON object and is none."""
     return (
-        f"its {path.name} is damaged: it was cut off or overwritten, and is no whole JSON object; "
+        f"{name} is damaged: it was cut off or overwritten, and is no whole JSON object; "
         "if the folder was copied, copy the file again, or else restore it from a backup"
     )
 
@@ -99,6 +104,28 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in stream:
             if (row := json_object(line)) is not None:
                 yield row
+
+
+def num_damaged_lines(path: Path) -> int:
+    """Return how many whole lines of `path` `read_json_lines` leaves out, as they are no object.
+
+    A last line without its end is of a run that is being written, or was killed.
+    """
+    if not path.exists():
+        return 0
+    with path.open("rb") as stream:
+        return sum(
+            line.endswith(b"\n") and not line.isspace() and json_object(line) is None
+            for line in stream
+        )
+
+
+def lines_left_out(name: str, num_lines: int) -> str:
+    """Return a sentence about the damaged lines of the file `name`."""
+    lines = (
+        "a damaged line, which is" if num_lines == 1 else f"{num_lines:,} damaged lines, which are"
+    )
+    return f"{name} has {lines} left out; if this folder was copied, copy the file again"
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:

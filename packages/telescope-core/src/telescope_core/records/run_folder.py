@@ -23,6 +23,7 @@ from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, read_events
 from telescope_core.records.files import (
     append_json_line,
+    num_damaged_lines,
     read_json,
     read_json_lines,
     read_records,
@@ -287,6 +288,10 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics, oldest first."""
         return list(read_json_lines(self.path / "metrics.jsonl"))
+
+    def num_damaged_metrics(self) -> int:
+        """Return how many whole lines of metrics `metrics` leaves out, because they are damaged."""
+        return num_damaged_lines(self.path / "metrics.jsonl")
 
     def log_server(self, event: ServerEvent) -> None:
         """Append an event of an inference server."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from telescope_core.evals.folder import read_result
+from telescope_core.evals.folder import read_results
 from telescope_core.evals.result import EvalResult
+from telescope_core.records.files import lines_left_out
 from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.records.run_folder import RunFolder
 
@@ -41,6 +42,18 @@ class RunOverview:
     """Name of the eval's folder -> result."""
     unfinished_evals: tuple[str, ...]
     """Names of the folders of evals without a result."""
+    problems: tuple[str, ...]
+    """Sentences about what is left out because it is damaged."""
+
+
+def problems_of(run: RunFolder, unreadable_evals: Mapping[str, str]) -> list[str]:
+    """Return sentences about what is left out because it is damaged.
+
+    `unreadable_evals`: folder of an eval -> why its result cannot be read.
+    """
+    num_lines = run.num_damaged_metrics()
+    lines = [lines_left_out("metrics.jsonl", num_lines)] if num_lines else []
+    return [*lines, *unreadable_evals.values()]
 
 
 def overview_of(run: RunFolder) -> RunOverview:
@@ -50,7 +63,8 @@ def overview_of(run: RunFolder) -> RunOverview:
     counts: dict[str, dict[str, int]] = {}
     for (environment, status), number in sorted(run.count_rollouts().items()):
         counts.setdefault(environment, {})[status.value] = number
-    results = {folder.name: read_result(folder) for folder in run.eval_folders()}
+    folders = run.eval_folders()
+    results, unreadable = read_results(folders)
     info = run.info()
     return RunOverview(
         path=run.path,
@@ -60,8 +74,11 @@ def overview_of(run: RunFolder) -> RunOverview:
         rewards=tuple(rewards),
         edges=edge_means(rewards),
         counts=counts,
-        evals={name: result for name, result in results.items() if result is not None},
-        unfinished_evals=tuple(name for name, result in results.items() if result is None),
+        evals=results,
+        unfinished_evals=tuple(
+            one.name for one in folders if one.name not in results and one.name not in unreadable
+        ),
+        problems=tuple(problems_of(run, unreadable)),
     )
 
 

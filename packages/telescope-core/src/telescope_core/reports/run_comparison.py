@@ -19,7 +19,7 @@ from telescope_core.evals.comparison import (
     compare_results,
     paired_difference,
 )
-from telescope_core.evals.folder import read_result
+from telescope_core.evals.folder import read_results
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import most_common
 from telescope_core.records.files import read_json
@@ -171,7 +171,7 @@ def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:
 
 def _eval_pairs(before: RunFolder, after: RunFolder, notes: list[str]) -> list[EvalPair]:
     """Return the evals of both runs; adds to `notes` why others cannot be compared."""
-    old, new = _evals_by_step(before), _evals_by_step(after)
+    old, new = (_evals_by_step(run, notes) for run in (before, after))
     found: list[EvalPair] = []
     for name, step in sorted(old.keys() & new.keys()):
         try:
@@ -183,9 +183,10 @@ def _eval_pairs(before: RunFolder, after: RunFolder, notes: list[str]) -> list[E
     return found
 
 
-def _evals_by_step(run: RunFolder) -> dict[tuple[str, int], EvalResult]:
-    results = {folder.name: read_result(folder) for folder in run.eval_folders()}
-    known = by_moment({name: result for name, result in results.items() if result is not None})
+def _evals_by_step(run: RunFolder, notes: list[str]) -> dict[tuple[str, int], EvalResult]:
+    results, problems = read_results(run.eval_folders())
+    notes += [f"{problem}." for problem in problems.values()]
+    known = by_moment(results)
     last = run.last_step()
     found: dict[tuple[str, int], EvalResult] = {}
     for name, by_tag in known.items():

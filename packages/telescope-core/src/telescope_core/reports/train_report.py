@@ -315,11 +315,12 @@ def _header(run: RunFolder, overview: RunOverview, rows: Sequence[Mapping[str, A
     is_well = overview.state in (RunState.FINISHED, RunState.RUNNING)
     tone = "good" if is_well else "bad"
     reason = f'<p class="bad">{escape(info.reason)}</p>' if info.reason else ""
+    problems = "".join(f'<p class="bad">{escape(one)}.</p>' for one in overview.problems)
     ended = f", ended {escape(info.ended_at)}" if info.ended_at else ""
     return (
         f'<h1>{escape(info.name)}<span class="badge {tone}">{overview.state.value}</span></h1>'
         f'<p class="soft">Started {escape(info.started_at)}{ended} on {escape(info.host)}</p>'
-        f'<p class="lead">{escape(run_verdict(run).text)}</p>{reason}'
+        f'<p class="lead">{escape(run_verdict(run).text)}</p>{reason}{problems}'
         f"{html.facts(_facts(overview, rows))}"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.comparison import Difference
 from telescope_core.evals.distributions import t_quantile
-from telescope_core.evals.folder import read_result
+from telescope_core.evals.folder import read_results
 from telescope_core.evals.stats import CONFIDENCE
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
@@ -87,8 +87,7 @@ class _Reason(NamedTuple):
 def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
     """Return the verdict on `run`; `state` is its final state if the folder does not have it."""
     history = History.of_rows(run.metrics())
-    found = {folder.name: read_result(folder) for folder in run.eval_folders()}
-    results = {name: result for name, result in found.items() if result is not None}
+    results, unreadable = read_results(run.eval_folders())
     config = run.config()
     total = config.get("run", config).get("number_of_steps")
     return verdict_of(
@@ -97,6 +96,7 @@ def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
         before_and_after(results),
         state=state or run.info().observed_state,
         num_steps=total if isinstance(total, int) else None,
+        unreadable=list(unreadable),
     )
 
 
@@ -107,10 +107,12 @@ def verdict_of(
     *,
     state: RunState,
     num_steps: int | None,
+    unreadable: Sequence[str] = (),
 ) -> RunVerdict:
     """Return the verdict on a run with these metrics, findings and evals.
 
-    `num_steps`: planned number of steps; None = not known.
+    `num_steps`: planned number of steps; None = not known. `unreadable`: folders of evals whose
+    results cannot be read, so that the outcome is that of the others.
     """
     collapse = next(
         (one for one in findings if one.rule == "collapse" and one.environment is None), None
@@ -125,12 +127,19 @@ def verdict_of(
     head = _HEADS[told.outcome][state is RunState.RUNNING]
     if collapse is not None and told.outcome is RunOutcome.COLLAPSED:
         head = f"{head} since step {collapse.first_step}"
+    elif unreadable and told is by_evals:
+        head = f"{head}, as far as evals can be read"
     notes = [
         f"{change.name}: {note}"
         for change in changes
         if change.comparison is not None
         for note in cautions(change.comparison)
     ]
+    if unreadable:
+        it = "it does" if len(unreadable) == 1 else "they do"
+        notes.append(
+            f"The result of {_listed(sorted(unreadable))} cannot be read, so {it} not count."
+        )
     ending = _ending(history, state, num_steps)
     return RunVerdict(
         outcome=told.outcome, text=" ".join([f"{head}: {told.text}", *notes, *ending])

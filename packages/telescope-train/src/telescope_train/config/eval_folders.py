@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from telescope_core.evals import read_result
+from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
 from telescope_train.config.schema import EvalEntry, TrainConfig
 
@@ -40,8 +40,9 @@ def eval_steps(config: TrainConfig, entry: EvalEntry) -> Sequence[int]:
 
 
 def missing_evals(entries: Sequence[EvalEntry], folder: RunFolder, tag: str) -> list[EvalEntry]:
-    """Return those of `entries` that have no result of this `tag` yet."""
-    return [one for one in entries if read_result(eval_path(folder, one, tag)) is None]
+    """Return those of `entries` that have no result of this `tag` that can be read."""
+    known, _ = read_results(eval_path(folder, one, tag) for one in entries)
+    return [one for one in entries if eval_path(folder, one, tag).name not in known]
 
 
 def evals_left(config: TrainConfig, folder: RunFolder) -> list[EvalEntry]:

@@ -24,7 +24,7 @@ from telescope_core.base.errors import TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PolicySource
 from telescope_core.base.secret_names import secret_values
 from telescope_core.base.types import Sampling, Split, WeightVersion
-from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_result, run_eval
+from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_results, run_eval
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu
@@ -74,7 +74,7 @@ class LiveEvals:
         return self.missing(self.due(step), step_tag(step))
 
     def missing(self, entries: Sequence[EvalEntry], tag: str) -> list[EvalEntry]:
-        """Return those of `entries` that have no result of this `tag` yet."""
+        """Return those of `entries` that have no result of this `tag` that can be read."""
         return missing_evals(entries, self.folder, tag)
 
     async def play(self, entry: EvalEntry, tag: str, *, num_servers: int = 1) -> PlayedEval:
@@ -87,7 +87,7 @@ class LiveEvals:
             split=eval_split(entry, description),
         )
         path = eval_path(self.folder, entry, tag)
-        if path.exists() and read_result(path) is None:
+        if path.exists() and not read_results([path]).results:
             shutil.rmtree(path)
         folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
         folder.hide = secret_values(entry.env) | secret_values(os.environ)

@@ -1,5 +1,6 @@
 """Evals, of a run or alone: their results, and each rollout's place in `rollouts.jsonl`."""
 
+import os
 import re
 from dataclasses import asdict
 from functools import lru_cache
@@ -8,14 +9,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from telescope_core.base.errors import unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.stats import Estimate
+from telescope_core.records.files import lines_left_out
 from telescope_core.records.rows import RolloutRow, row_from_json
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.json_lines import MAX_FILE_BYTES, MAX_LINE_BYTES
-from telescope_ui.files.run_files import MAX_JSON_BYTES, Stamp, folders, inside, stamp_of
+from telescope_ui.files.run_files import (
+    MAX_JSON_BYTES,
+    Stamp,
+    folders,
+    inside,
+    stamp_of,
+    too_large,
+)
 
 _TAGGED = re.compile(r"(?s)(.+)-(before|after|step-\d{1,9})")
 _LAST = 10**9
@@ -88,18 +97,37 @@ def eval_key(run: Path, folder: str) -> EvalKey:
 
 
 def result_of(place: EvalPlace) -> EvalResult | None:
-    """Return the result of an existing eval; None if it has none yet."""
+    """Return the result of an existing eval; None without one, or if it cannot be read."""
+    return _read(place).result
+
+
+def problem_of(place: EvalPlace) -> str:
+    """Return why the result of an eval cannot be read; empty if it can, or if there is none yet."""
+    return _read(place).problem.removeprefix(f"{place.root}{os.sep}")
+
+
+class _Read(NamedTuple):
+    result: EvalResult | None
+    problem: str = ""
+
+
+def _read(place: EvalPlace) -> _Read:
     path = place.file("results.json")
     stamp = None if path is None else stamp_of(path)
-    if path is None or stamp is None or stamp.size > MAX_JSON_BYTES:
-        return None
+    if path is None or stamp is None:
+        return _Read(None)
     return _result(path, stamp)
 
 
 @lru_cache(maxsize=256)
-def _result(path: Path, stamp: Stamp) -> EvalResult | None:
+def _result(path: Path, stamp: Stamp) -> _Read:
     """Read a result; `stamp` identifies the content in the cache."""
-    return read_result(path.parent)
+    if stamp.size > MAX_JSON_BYTES:
+        return _Read(None, str(too_large(str(path), stamp)))
+    try:
+        return _Read(read_result(path.parent))
+    except ConfigError as error:
+        return _Read(None, str(error))
 
 
 def main_estimate(result: EvalResult) -> JsonObject:
@@ -117,27 +145,45 @@ def estimate(value: Estimate | None) -> JsonObject | None:
 
 def rows_of(place: EvalPlace) -> tuple[PlacedRow, ...]:
     """Return the rollouts of an eval; a rollout played twice counts as its later record."""
+    return _rows_of(place).rows
+
+
+def problems_of(place: EvalPlace) -> list[str]:
+    """Return what of the result and the rollouts of an eval is left out, each as a sentence."""
+    folder = f"evals/{place.folder}/" if place.folder else ""
+    num_damaged = _rows_of(place).num_damaged
+    lines = [lines_left_out(f"{folder}rollouts.jsonl", num_damaged)] if num_damaged else []
+    return [*filter(None, [problem_of(place)]), *lines]
+
+
+class _Rows(NamedTuple):
+    rows: tuple[PlacedRow, ...] = ()
+    num_damaged: int = 0
+
+
+def _rows_of(place: EvalPlace) -> _Rows:
     path = place.file("rollouts.jsonl")
     stamp = None if path is None else stamp_of(path)
-    return () if path is None or stamp is None else _rows(path, stamp)
+    return _Rows() if path is None or stamp is None else _rows(path, stamp)
 
 
 @lru_cache(maxsize=64)
-def _rows(path: Path, stamp: Stamp) -> tuple[PlacedRow, ...]:
+def _rows(path: Path, stamp: Stamp) -> _Rows:
     decoder = msgspec.json.Decoder(EvalRow)
     found: dict[tuple[str, int], PlacedRow] = {}
-    offset = 0
+    offset = num_damaged = 0
     with path.open("rb") as stream:
         # Bounded, so that a file without line ends fills no memory.
         while offset < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
             try:
                 row = decoder.decode(line)
             except (ValueError, RecursionError):
-                pass
+                # A last line without its end is being written.
+                num_damaged += line.endswith(b"\n") and not line.isspace()
             else:
                 found[row.group_id, row.index] = PlacedRow(row, offset, len(line))
             offset += len(line)
-    return tuple(found.values())
+    return _Rows(tuple(found.values()), num_damaged)
 
 
 def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:

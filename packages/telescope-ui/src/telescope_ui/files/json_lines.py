@@ -5,13 +5,13 @@ left out.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from telescope_core.records.files import lines_left_out
 from telescope_core.records.follow import LineTail
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import inside
@@ -43,6 +43,7 @@ class NewRows(Generic[Row]):
     ) -> None:
         """Read `name` in the resolved folder `run`; lines that are no `kind` are left out."""
         self._run, self._name = run, name
+        self._num_damaged = 0
         self._decoder = msgspec.json.Decoder(kind)
         self._tail = LineTail(
             run / name, max_line_bytes=max_line_bytes, max_file_bytes=max_file_bytes
@@ -51,11 +52,15 @@ class NewRows(Generic[Row]):
     @property
     def problems(self) -> list[str]:
         """A sentence about each part of the file that is left out."""
-        return self._tail.problems
+        damaged = [lines_left_out(self._name, self._num_damaged)] if self._num_damaged else []
+        return [*self._tail.problems, *damaged]
 
     def is_rewritten(self) -> bool:
         """Return whether the rows that were read have changed; forgets them in that case."""
-        return self._tail.is_rewritten()
+        is_rewritten = self._tail.is_rewritten()
+        if is_rewritten:
+            self._num_damaged = 0
+        return is_rewritten
 
     def __iter__(self) -> Iterator[Row]:
         if inside(self._run, self._name) is None:
@@ -65,8 +70,12 @@ class NewRows(Generic[Row]):
                 yield from self._decoder.decode_lines(block)
             except (ValueError, RecursionError):
                 for line in block.split(b"\n"):
-                    with suppress(ValueError, RecursionError):
-                        yield self._decoder.decode(line)
+                    try:
+                        row = self._decoder.decode(line)
+                    except (ValueError, RecursionError):
+                        self._num_damaged += bool(line.strip())
+                    else:
+                        yield row
 
 
 class JsonLines:

@@ -146,11 +146,16 @@ def object_in(root: Path, *parts: str) -> dict[str, Any] | None:
     if path is None or stamp is None:
         return None
     if stamp.size > MAX_JSON_BYTES:
-        raise NotThereError(
-            f"{'/'.join(parts)} has {stamp.size / 2**20:,.0f} MiB, and at most "
-            f"{MAX_JSON_BYTES // 2**20} are read; look at it with another program"
-        )
+        raise too_large("/".join(parts), stamp)
     return read_json(path)
+
+
+def too_large(name: str, stamp: Stamp) -> NotThereError:
+    """Return the error about a file of JSON that is too large to be read as a whole."""
+    return NotThereError(
+        f"{name} has {stamp.size / 2**20:,.0f} MiB, and at most "
+        f"{MAX_JSON_BYTES // 2**20} are read; look at it with another program"
+    )
 
 
 def step_of(name: str) -> int | None:

@@ -19,6 +19,7 @@ from telescope_ui.files.eval_files import (
     eval_keys,
     key_of,
     main_estimate,
+    problems_of,
     result_of,
     row_in,
     rows_of,
@@ -27,6 +28,7 @@ from telescope_ui.index import queries
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.happened import eval_points
+from telescope_ui.pages.judged import eval_problems
 from telescope_ui.pages.rollout import (
     Calls,
     calls_among,
@@ -63,6 +65,7 @@ def evals_page(run: OneRun) -> JsonObject:
         "page": "evals",
         "run": run.brief(),
         "evals": [{"name": name, "points": found} for name, found in sorted(by_name.items())],
+        "problems": [*eval_problems(run).values(), *run.eval_points.problems()],
     }
 
 
@@ -246,6 +249,10 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         "tasks": {"columns": _tasks(result, where)},
         "others": [one.name for one, _ in others],
         "address": shown.address(),
+        "problems": [
+            *problems_of(shown.place),
+            *([] if against is None else problems_of(against.place)),
+        ],
     }
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from telescope_core.records.eval_points import EvalPointState
-from telescope_core.records.files import read_json
+from telescope_core.records.files import damaged, read_json
 from telescope_core.records.servers import ServerState
 from telescope_ui.base.answers import JsonObject, NotThereError
 from telescope_ui.files.run_files import Stamp, folders, inside, object_in, stamp_of
@@ -126,7 +126,7 @@ def server_events(run: OneRun) -> list[JsonObject]:
 
 
 class SmallFiles:
-    """Reads JSON files; one that is too large is left out, with a note on the page."""
+    """Reads JSON files; one that is damaged or too large is left out, with a note on the page."""
 
     def __init__(self, run: Path) -> None:
         """Read in the resolved folder `run`."""
@@ -136,10 +136,13 @@ class SmallFiles:
     def read(self, name: str) -> JsonObject | None:
         """Return the object in a file of the run; None if there is none."""
         try:
-            return object_in(self._run, name)
+            found = object_in(self._run, name)
         except NotThereError as error:
             self.problems.append(str(error))
             return None
+        if found is None and inside(self._run, name) is not None:
+            self.problems.append(damaged(name))
+        return found
 
     def manifest(self, name: str) -> JsonObject | None:
         """Return the time of a checkpoint; None if it is not complete."""
@@ -153,7 +156,10 @@ class SmallFiles:
                 f"most {_MAX_MANIFEST_BYTES // 2**20} are read; the checkpoint is not listed"
             )
             return None
-        return _manifest(path, stamp)
+        found = _manifest(path, stamp)
+        if found is None:
+            self.problems.append(damaged(f"checkpoints/{name}/checkpoint.json"))
+        return found
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from telescope_core.evals.result import EvalResult
 from telescope_core.reports.before_after import before_and_after
 from telescope_core.reports.verdict import RunVerdict, seconds_left, verdict_of
 from telescope_ui.base.answers import JsonObject
-from telescope_ui.files.eval_files import EvalPlace, eval_keys, result_of
+from telescope_ui.files.eval_files import EvalPlace, eval_keys, problem_of, result_of
 from telescope_ui.index.one_run import OneRun, settings_of
 
 
@@ -41,7 +41,14 @@ def judged(run: OneRun) -> Judged:
     num_steps = total if isinstance(total, int) else None
     changes = before_and_after(eval_results(run))
     return Judged(
-        verdict_of(history, findings, changes, state=state, num_steps=num_steps),
+        verdict_of(
+            history,
+            findings,
+            changes,
+            state=state,
+            num_steps=num_steps,
+            unreadable=list(eval_problems(run)),
+        ),
         findings,
         seconds_left(history, num_steps) if state == "running" else None,
     )
@@ -51,3 +58,9 @@ def eval_results(run: OneRun) -> dict[str, EvalResult]:
     """Return the results of the evals of a run, by their folders, in the order of the weights."""
     found = {folder: result_of(EvalPlace(run.path, folder)) for folder in eval_keys(run.path)}
     return {folder: result for folder, result in found.items() if result is not None}
+
+
+def eval_problems(run: OneRun) -> dict[str, str]:
+    """Return why results of evals of a run cannot be read, by their folders."""
+    found = {folder: problem_of(EvalPlace(run.path, folder)) for folder in eval_keys(run.path)}
+    return {folder: problem for folder, problem in found.items() if problem}

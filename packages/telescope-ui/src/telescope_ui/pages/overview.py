@@ -12,7 +12,7 @@ from telescope_ui.pages.happened import (
     server_events,
 )
 from telescope_ui.pages.health import tiles, time_spent
-from telescope_ui.pages.judged import judged
+from telescope_ui.pages.judged import eval_problems, judged
 from telescope_ui.pages.rewards import environment_courses, evals_on_course, reward_course
 from telescope_ui.pages.sections import curves_of
 
@@ -54,6 +54,7 @@ def overview_page(run: OneRun, asked: OverviewParameters) -> JsonObject:
             *run.metrics.problems(),
             *run.line_problems(),
             *small.problems,
+            *eval_problems(run).values(),
         ],
     }
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from telescope_core.base.errors import TelescopeError
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import curve
-from telescope_ui.files.eval_files import main_estimate, result_of, rows_of
+from telescope_ui.files.eval_files import main_estimate, problem_of, result_of, rows_of
 from telescope_ui.files.run_files import stamp_of
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun, settings_of
@@ -140,6 +140,7 @@ def _facts_of_eval(one: OneEval, reading: _Reading) -> JsonObject:
             "num_rollouts": None,
             "num_scored": len(rewards),
             "num_failed": len(rows) - len(rewards),
+            "error": problem_of(one.place) or None,
         }
         if result is None:
             return found
