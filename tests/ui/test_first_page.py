@@ -147,7 +147,8 @@ def test_environments_have_the_range_of_their_reward_and_shares_of_their_rollout
             [
                 replace(
                     row(step, group, index),
-                    **{"reward": reward, "status": RolloutStatus.KEPT},
+                    **{"reward": reward, "advantage": reward - sum(both) / 2},
+                    status=RolloutStatus.KEPT if len(set(both)) > 1 else RolloutStatus.DISCARDED,
                     is_truncated=group == 2,
                 )
                 for group, both in rewards.items()

@@ -47,31 +47,51 @@ def test_the_overview_has_curves_rewards_and_health(ui):
     assert page["summary"] is None
 
 
-@pytest.mark.slow
-def test_a_tile_says_the_share_of_what_its_link_lists(tmp_path):
-    """Groups without a signal: all at the lowest, all at the highest, or all in the middle."""
-    run = RunFolder.create(tmp_path / "runs" / "r", config={})
-    rewards = {0: [0.0, 0.0], 1: [1.0, 1.0], 2: [0.5, 0.5], 3: [0.0, 1.0], 4: [0.0, 0.0]}
+@pytest.mark.parametrize("is_discarding", [True, False])
+def test_a_tile_its_link_and_the_environment_count_the_same_groups(tmp_path, is_discarding):
+    """Groups without a signal have no advantages, whatever their rewards were before penalties."""
+    settings = {"rollout": {"discard_group_zero_advantage": is_discarding}}
+    run = RunFolder.create(tmp_path / "runs" / "r", config=settings)
+    kept, discarded = RolloutStatus.KEPT, RolloutStatus.DISCARDED
+    equal = (discarded, "all_equal") if is_discarding else (kept, "")
+    groups = {
+        "equal": ((0.5, 0.5), (0.0, 0.0), *equal),
+        "told apart by a penalty": ((0.5, 0.5), (1.0, -1.0), kept, ""),
+        "made equal by a penalty": ((0.5, 1.0), (0.0, 0.0), *equal),
+        "mixed": ((0.0, 1.0), (-1.0, 1.0), kept, ""),
+        "rejected, and no part of the batch": ((1.0, 1.0), (None, None), discarded, "all_equal"),
+    }
     for step in range(1, 13):
         run.write_rollouts(
             step,
             [
-                replace(row(step, group, index), reward=reward, status=RolloutStatus.KEPT)
-                for group, both in rewards.items()
-                for index, reward in enumerate(both)
+                replace(
+                    row(step, 0, index),
+                    **{"group_id": f"{step} {name}", "reward": reward, "advantage": advantage},
+                    **{"status": status, "status_reason": reason},
+                )
+                for name, (rewards, advantages, status, reason) in groups.items()
+                for index, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True))
             ],
         )
         run.log_metrics(
             {
-                **{"step": step, "groups/total": 5, "groups/discarded": 4, "groups/all_equal": 1},
-                **{"groups/all_at_minimum": 2, "groups/all_at_maximum": 1},
+                **{"step": step, "groups/total": 4, "groups/discarded": 2 * is_discarding},
+                **{"groups/all_equal": 2, "groups/all_at_minimum": 0, "groups/all_at_maximum": 0},
             }
         )
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
-        (tile,) = ui.get("/runs/r")["tiles"]
-        assert (tile["value"], tile["is_share"], tile["state"]) == (0.8, True, "watch")
-        listed = ui.get(tile["address"])
-        assert listed["total"] == 10 * 4 * 2, "the rollouts of ten steps"
+        page = ui.get("/runs/r")
+        (tile,) = page["tiles"]
+        assert (tile["value"], tile["is_share"], tile["state"]) == (0.5, True, "good")
+        assert [one["signal"] for one in page["rewards"]] == [0.5]
+        for address, names in (
+            (tile["address"], {"equal", "made equal by a penalty"}),
+            ("/runs/r/rollouts?group=signal&step_from=3", {"mixed", "told apart by a penalty"}),
+        ):
+            listed = ui.get(address)
+            assert listed["total"] == 10 * 2 * 2, "the rollouts of ten steps"
+            assert {one.partition(" ")[2] for one in listed["columns"]["group_id"]} == names
 
 
 def test_runs_are_compared_with_the_settings_that_differ(ui):

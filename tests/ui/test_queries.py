@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.ui.recorded import ENVIRONMENTS, write_run
 from tests.ui.served import answered
 
+from telescope_core.base.types import RolloutStatus
 from telescope_core.records import RunFolder
 from telescope_core.records.parquet import read_row, read_rows
 from telescope_ui.files.database import Database
@@ -65,7 +66,7 @@ CONDITIONS = st.fixed_dictionaries(
         "version": st.integers(0, 4),
         "attempts": st.sampled_from(["last", "replaced", "all"]),
         "tag": st.sampled_from(["level", "level=1"]),
-        "group": st.sampled_from(["mixed", "equal"]),
+        "group": st.sampled_from(["mixed", "equal", "signal", "no_signal"]),
         "where": st.builds(
             lambda name, sign, value: f"{name}{sign}{value}",
             st.sampled_from(NUMBERS[:5]),
@@ -96,12 +97,13 @@ def meets(one, is_replaced, asked, rows):
     if "tag" in asked:
         value = one.tags.get("level")
         checks.append(value is not None and asked["tag"] in ("level", f"level={value}"))
-    if "group" in asked:
-        rewards = {
-            other.reward
-            for other, gone in rows
-            if not gone and other.group_id == one.group_id and other.reward is not None
-        }
+    group = [other for other, gone in rows if not gone and other.group_id == one.group_id]
+    if "signal" in asked.get("group", ""):
+        is_taught = any(other.status is RolloutStatus.KEPT or other.advantage for other in group)
+        is_compared = any(other.advantage is not None for other in group)
+        checks.append(is_taught if asked["group"] == "signal" else is_compared and not is_taught)
+    elif "group" in asked:
+        rewards = {other.reward for other in group if other.reward is not None}
         checks.append(bool(rewards) and (len(rewards) > 1) == (asked["group"] == "mixed"))
     if "where" in asked:
         checks.append(holds(one, asked["where"]))

@@ -66,7 +66,7 @@ def no_signal(rule: Rule, history: History) -> Found:
         remedy,
         "groups/discarded",
         reason,
-        rollouts={"group": "equal"},
+        rollouts={"group": "no_signal"},
     )
 
 

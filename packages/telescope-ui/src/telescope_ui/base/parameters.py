@@ -76,7 +76,7 @@ class RolloutsParameters(Parameters):
     """`COLUMN>=NUMBER`."""
     tag: Texts = []
     """`NAME=VALUE` or `NAME`."""
-    group: Literal["", "mixed", "equal"] = ""
+    group: Literal["", "mixed", "equal", "signal", "no_signal"] = ""
     sort: Text = "-step"
     limit: Annotated[int, Field(ge=1, le=500)] = 50
     offset: Annotated[int, Field(ge=0, lt=2**31)] = 0

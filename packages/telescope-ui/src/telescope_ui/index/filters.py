@@ -22,8 +22,21 @@ class Condition:
     values: tuple[object, ...]
 
 
-def condition_of(asked: RolloutsParameters, columns: Mapping[str, Column]) -> Condition:
-    """Return the condition for rows of `{rollouts}`.
+def has_signal(*, is_discarding: bool) -> str:
+    """Return the aggregate in SQL over the rollouts of a group: whether the step learned from it.
+
+    Rewards alone do not say so, because penalties tell equal ones apart. `is_discarding`: whether
+    the run leaves out groups without an advantage. Then what it kept has one, which for a match is
+    that of its seats and not that of the rollout.
+    """
+    taught = "advantage != 0 OR status = 'kept'" if is_discarding else "advantage != 0"
+    return f"coalesce(bool_or({taught}), false)"
+
+
+def condition_of(
+    asked: RolloutsParameters, columns: Mapping[str, Column], *, is_discarding: bool = True
+) -> Condition:
+    """Return the condition for rows of `{rollouts}`; `is_discarding` as in `has_signal`.
 
     Raises ParameterError for a column that is not there or a condition that cannot be read.
     """
@@ -47,7 +60,9 @@ def condition_of(asked: RolloutsParameters, columns: Mapping[str, Column]) -> Co
             found.append((f"{quoted(name)} IN ({marks})", tuple(values)))
     found += [_comparison(text, columns) for text in asked.where]
     found += [_tag(text, columns) for text in asked.tag]
-    if asked.group:
+    if asked.group in ("signal", "no_signal"):
+        found.append(_by_signal(asked, is_discarding=is_discarding))
+    elif asked.group:
         is_mixed = "minimum < maximum" if asked.group == "mixed" else "minimum = maximum"
         groups = f"SELECT step, environment, group_id FROM {{groups}} WHERE {is_mixed}"
         found.append((f"(step, environment, group_id) IN ({groups})", ()))
@@ -55,6 +70,19 @@ def condition_of(asked: RolloutsParameters, columns: Mapping[str, Column]) -> Co
         sql=" AND ".join(sql for sql, _ in found) or "true",
         values=tuple(value for _, values in found for value in values),
     )
+
+
+def _by_signal(asked: RolloutsParameters, *, is_discarding: bool) -> tuple[str, tuple[object, ...]]:
+    bounds = {"step >= ?": asked.step_from, "step <= ?": asked.step_to}
+    known = {sql: value for sql, value in bounds.items() if value is not None}
+    taught = has_signal(is_discarding=is_discarding)
+    # Groups that were rejected, or that failures left too few rollouts, were not compared at all.
+    wanted = taught if asked.group == "signal" else f"count(advantage) > 0 AND NOT {taught}"
+    groups = (
+        f"SELECT step, environment, group_id FROM {{rollouts}} "
+        f"WHERE {' AND '.join(['NOT is_replaced', *known])} GROUP BY ALL HAVING {wanted}"
+    )
+    return f"(step, environment, group_id) IN ({groups})", tuple(known.values())
 
 
 def _comparison(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[object, ...]]:

@@ -114,6 +114,10 @@ class OneRun:
             value = cast(dict[str, Any], value).get(part)
         return value
 
+    def is_discarding(self) -> bool:
+        """Return whether the run leaves out groups without an advantage, as it does by default."""
+        return self.setting("rollout.discard_group_zero_advantage") is not False
+
     def line_problems(self) -> list[str]:
         """Return what is left out of the small files of JSON lines, each as a sentence."""
         return [problem for lines in self.json_lines for problem in lines.problems()]

@@ -43,10 +43,10 @@ _RULES = (
         share_of="groups/total",
         unit="of groups",
         is_share=True,
-        explanation="Groups whose rollouts all got the same reward teach nothing.",
+        explanation="Groups whose rollouts all got the same reward, with penalties, teach nothing.",
         watch=0.6,
         bad=0.9,
-        query="group=equal",
+        query="group=no_signal",
     ),
     _Rule(
         name="Truncated",

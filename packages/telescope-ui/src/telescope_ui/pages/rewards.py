@@ -11,6 +11,7 @@ from telescope_core.reports.overview import edge_means
 from telescope_core.reports.verdict import REWARDS
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import Drawn, shared_curves
+from telescope_ui.index.filters import has_signal
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.judged import eval_results
 from telescope_ui.pages.runs import environment_names
@@ -161,9 +162,14 @@ def untrained(run: OneRun) -> list[tuple[int, int]]:
 def _newest_shares(run: OneRun) -> dict[str, JsonObject]:
     """Return the share of groups with a signal, and of cut rollouts, by environment."""
     since = run.metrics.last_step() - _NUM_STEPS
+    # Groups that were rejected have no place in the batch: other ones took it.
+    rejected = "bool_or(status = 'discarded' AND status_reason != 'too_few' AND advantage IS NULL)"
+    taught = has_signal(is_discarding=run.is_discarding())
     signal: list[Any] = run.index.rows(
-        "SELECT environment, avg(CAST(minimum < maximum AS DOUBLE)) FROM {groups} "
-        "WHERE step > ? GROUP BY environment",
+        "SELECT environment, avg(CAST(is_taught AS DOUBLE)) FROM ("
+        f"SELECT environment, {taught} AS is_taught FROM {{rollouts}} "
+        "WHERE step > ? AND NOT is_replaced GROUP BY step, environment, group_id "
+        f"HAVING NOT {rejected}) GROUP BY environment",
         [since],
     )
     cut: list[Any] = run.index.rows(

@@ -22,7 +22,7 @@ _MAX_SERVERS = 1000
 def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) -> JsonObject:
     """Return a page of rollouts, the hits of a search, or a histogram."""
     state = run.index.refresh()
-    condition = condition_of(asked, run.index.columns())
+    condition = condition_of(asked, run.index.columns(), is_discarding=run.is_discarding())
     if asked.server:
         condition = _of_servers(run, database, condition, asked.server)
     base: JsonObject = {"run": run.brief(), "index": state}

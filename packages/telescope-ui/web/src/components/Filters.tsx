@@ -27,7 +27,7 @@ export function Filters({ query, choices, onChange, isStill }: Props) {
         <Choice key={name} name={name} values={choices[name] ?? []} query={query} onChange={onChange} />
       ))}
       <Choice name="truncated" values={["true", "false"]} query={query} onChange={onChange} />
-      {!isStill && <Choice name="group" values={["mixed", "equal"]} query={query} onChange={onChange} />}
+      {!isStill && <Choice name="group" values={["mixed", "equal", "signal", "no_signal"]} query={query} onChange={onChange} />}
       {!isStill && <Choice name="attempts" values={["last", "replaced", "all"]} query={query} onChange={onChange} none="last" />}
     </form>
   );
