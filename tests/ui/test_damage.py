@@ -300,3 +300,20 @@ def test_the_list_says_that_the_result_of_an_eval_is_torn(tmp_path):
         (row,) = ui.get("/")["evals"]
         assert row["error"].startswith("results.json is damaged")
         assert row["num_scored"] == 8
+
+
+@pytest.mark.parametrize("tag", ["before", "after"])
+def test_without_the_result_of_either_eval_no_examples_are_counted(tmp_path, run, tag):
+    for one, solved in (("before", 2), ("after", 2)):
+        write_eval(run, one, version=1, solved=solved)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/evals/math-after")
+        assert (page["against"], page["num_gained"], page["num_lost"]) == ("math-before", 0, 0)
+        (run.evals_path / f"math-{tag}" / "results.json").unlink()
+        page = ui.get("/runs/r/evals/math-after")
+        assert (page["against"], page["num_gained"], page["num_lost"]) == (
+            "math-before",
+            None,
+            None,
+        )
+        assert page["problems"] == []

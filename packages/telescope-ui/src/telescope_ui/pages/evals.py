@@ -221,7 +221,7 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
     compared = None if result is None or other is None else compared_or_none(other, result)
     where = shown.first_rollouts()
     flips: list[_Flip] = []
-    if result is not None and other is not None and against is not None:
+    if result is not None and other is not None and against is not None and compared is not None:
         flips = _flips(other, result, against.first_rollouts(), where)
     about = None if result is None else asdict(result)
     if about is not None:
@@ -244,8 +244,8 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         else [{**verdict(one), "against": against.name} for one in compared.differences],
         "cautions": [] if compared is None else cautions(compared),
         "flips": {"columns": queries.as_columns(_Flip._fields, flips)},
-        "num_gained": sum(one.change > 0 for one in flips),
-        "num_lost": sum(one.change < 0 for one in flips),
+        "num_gained": None if compared is None else sum(one.change > 0 for one in flips),
+        "num_lost": None if compared is None else sum(one.change < 0 for one in flips),
         "tasks": {"columns": _tasks(result, where)},
         "others": [one.name for one, _ in others],
         "address": shown.address(),

@@ -57,11 +57,13 @@ export interface EvalPage {
   verdicts: Verdict[];
   cautions: string[];
   flips: { columns: Columns };
-  num_gained: number;
-  num_lost: number;
+  /** Null, as `num_lost`, where nothing was compared. */
+  num_gained: number | null;
+  num_lost: number | null;
   tasks: { columns: Columns };
   others: string[];
   /** What an eval without a run was started with. */
   settings: Record<string, unknown>;
   address: string;
+  problems: string[];
 }

@@ -100,9 +100,9 @@ function Result({ data }: { data: EvalPage }) {
   if (!result) {
     return (
       <p class="note" role="status">
-        There is no result yet: {formatNumber(so_far.num_scored)} of {plural(so_far.num_rollouts, "rollout")} so far are scored
-        {so_far.reward !== null && `, with a mean reward of ${formatNumber(so_far.reward, 3)}`}. The examples are listed
-        when it has ended.
+        There is no result {data.problems.length ? "to show" : "yet"}: {formatNumber(so_far.num_scored)} of {plural(so_far.num_rollouts, "rollout")} so far are scored
+        {so_far.reward !== null && `, with a mean reward of ${formatNumber(so_far.reward, 3)}`}.
+        {!data.problems.length && " The examples are listed when it has ended."}
       </p>
     );
   }
@@ -124,7 +124,7 @@ function Result({ data }: { data: EvalPage }) {
 }
 
 function Flips({ data, address }: { data: EvalPage; address: string }) {
-  if (!data.against) return null;
+  if (data.num_gained === null) return null;
   const flips = rowsOf<Flip>(data.flips.columns as never);
   return (
     <>
