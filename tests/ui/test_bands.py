@@ -59,3 +59,8 @@ def test_bands_cover_the_truth_about_as_often_as_they_say(chance, num):
 def test_without_a_range_the_band_is_that_of_students_t():
     low, high = band(2, 0.25, 0.0625, None)
     assert (low, high) == (pytest.approx(0.25 - 3.1766, abs=1e-3), pytest.approx(3.4266, abs=1e-3))
+
+
+def test_a_band_of_huge_rewards_stays_within_the_range():
+    low, high = band(4, 5e199, math.inf, (0.0, 1e200))
+    assert 0.0 <= low < 5e199 < high <= 1e200

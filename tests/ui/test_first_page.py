@@ -166,6 +166,11 @@ def test_environments_have_the_range_of_their_reward_and_shares_of_their_rollout
         assert math["mean"] == [0.25, 0.25]
         assert (math["range"], page["reward"]["range"]) == ([0.0, 1.0], [-1.0, 1.0])
         assert all(low <= 0.25 <= high for low, high in zip(math["low"], math["high"], strict=True))
+        total = page["reward"]
+        assert total["num_groups"] == [4, 4]
+        assert all(
+            low < 0.375 < high for low, high in zip(total["low"], total["high"], strict=True)
+        )
 
 
 def test_the_time_of_steps_and_evals_adds_up(nine):

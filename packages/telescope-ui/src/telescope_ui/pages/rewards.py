@@ -18,6 +18,7 @@ from telescope_ui.pages.runs import environment_names
 
 _NUM_STEPS = 10
 """Number of newest steps for the shares of an environment."""
+_SPREAD = "count(*), avg(mean), var_pop(mean)"
 _TAIL = (1 - CONFIDENCE) / 2
 _NO_SPREAD = 1e-18
 """Variance of values between 0 and 1 that is due to rounding alone."""
@@ -25,15 +26,16 @@ _NO_SPREAD = 1e-18
 
 def reward_course(run: OneRun, drawn: Drawn) -> JsonObject:
     """Return the reward of all environments over steps, and the steps without training."""
-    found = _course(run, None, {}, drawn)
-    return {**found, "untrained": untrained(run)}
+    sql = f"SELECT step, {_SPREAD} FROM {{groups}} GROUP BY step ORDER BY step"
+    spread = {step: tuple(of_step) for step, *of_step in run.index.rows(sql)}
+    return {**_course(run, None, spread, drawn), "untrained": untrained(run)}
 
 
 def environment_courses(run: OneRun, drawn: Drawn) -> list[JsonObject]:
     """Return the reward of each environment over steps, and shares of its newest rollouts."""
     spreads: dict[str, dict[int, tuple[int, float, float]]] = {}
     sql = (
-        "SELECT environment, step, count(*), avg(mean), var_pop(mean) FROM {groups} "
+        f"SELECT environment, step, {_SPREAD} FROM {{groups}} "
         "GROUP BY environment, step ORDER BY environment, step"
     )
     for environment, step, *spread in run.index.rows(sql):
@@ -208,7 +210,7 @@ def band(num: int, mean: float, variance: float, reward_range: tuple[float, floa
     minimum, maximum = reward_range
     span = maximum - minimum
     place = min(1.0, max(0.0, (mean - minimum) / span))
-    low, high = _places(num, place, variance / span**2, quantile)
+    low, high = _places(num, place, variance / span / span, quantile)
     # Rounding must not push the mean out of its own interval.
     return Band(min(mean, minimum + span * low), max(mean, minimum + span * high))
 
