@@ -72,6 +72,8 @@ class World:
     workload: Workload = SHORT
     told: list[str] = field(default_factory=list)
     step_ends_s: list[float] = field(default_factory=list)
+    tracked: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Step -> the numbers that trackers get of it; results of evals reach them by themselves."""
 
     def __post_init__(self) -> None:
         self.run = SimulatedRun(self.scenario, History())
@@ -101,11 +103,13 @@ class World:
         parts = replace(
             parts,
             publisher=AfterEvals(publisher=self.publisher, evals=self.evals),
+            take_counts=self.evals.take_counts,
             take_known=self.evals.take_known,
         )
 
         async def after_step(step: int, row: dict[str, float]) -> None:
             self.step_ends_s.append(asyncio.get_running_loop().time())
+            self.tracked[step] = row
             await self.evals.after_step(step)
 
         try:
@@ -460,6 +464,8 @@ def test_what_an_eval_gave_is_in_the_row_of_the_step_at_which_it_was_known(tmp_p
     assert row["eval/held-out/pass@1"] == done.pass_at[1]
     assert "eval/held-out/pass@1/low" in row
     assert row["eval/lag_steps"] == done.lag_steps >= 1
+    told_apart = {key for key in row if key.startswith("eval/held-out/")}
+    assert world.tracked[known].keys() - {"time_s"} == row.keys() - told_apart
     # It was known after the row of the step before was written.
     assert done.version + done.lag_steps == known - 1
     skipped = [point for point in world.points if point.state is EvalPointState.SKIPPED]

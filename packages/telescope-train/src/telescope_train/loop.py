@@ -77,8 +77,11 @@ class LoopParts:
     """Records how the driver spends its time."""
     losses: Losses = field(default_factory=lambda: Losses(lambda text: None))
     """Reports what steps lose of their batches."""
+    take_counts: Callable[[], Mapping[str, float]] = dict[str, float]
+    """Returns what was counted beside the loop since the last step, as metrics of the step."""
     take_known: Callable[[], Mapping[str, float]] = dict[str, float]
-    """Returns results since the last step that belong in its row of metrics."""
+    """Returns results of evals since the last step. They go into its row of metrics only: to others
+    they are told by themselves, at the step of their weights."""
     held_out: Set[int] = frozenset()
     """`question_of` of the examples that evals have played so far."""
 
@@ -133,6 +136,7 @@ async def train(
                 await tokens.record(
                     step, trained.plan, trained.credit.samples, scale=trained.weight_scale
                 )
+                row |= parts.take_counts()
                 await asyncio.to_thread(parts.folder.log_metrics, row | parts.take_known())
                 await after_step(step, row)
 

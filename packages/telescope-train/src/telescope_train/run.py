@@ -363,15 +363,17 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     known: dict[str, float] = {}
     thrown_out = attempts.slots.num_thrown_out
 
-    def take_known() -> dict[str, float]:
+    def take_counts() -> dict[str, float]:
         nonlocal thrown_out
         before, thrown_out = thrown_out, attempts.slots.num_thrown_out
-        known.clear()
-        known.update(
-            evals.take_known(), **{"servers/lost": float(resources.policies.pool.num_lost)}
-        )
+        counts = evals.take_counts() | {"servers/lost": float(resources.policies.pool.num_lost)}
         if config.scheduling.follow_kv_cache_use:
-            known["servers/thrown_out"] = float(thrown_out - before)
+            counts["servers/thrown_out"] = float(thrown_out - before)
+        return counts
+
+    def take_known() -> dict[str, float]:
+        known.clear()
+        known.update(evals.take_known())
         return known
 
     parts = LoopParts(
@@ -388,6 +390,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         timeline=resources.policies.recording.timeline,
         gpu_sharing=SharingAfterEvals(gpu_sharing=resources.policies.gpu_sharing, evals=evals),
         losses=ready.losses,
+        take_counts=take_counts,
         take_known=take_known,
         held_out=evals.questions,
     )
@@ -463,7 +466,7 @@ def _after_step(
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
     """Return the work after each step: show it, report problems once, evaluate, save.
 
-    `known`: what else has been written into the metrics of the step, such as numbers of evals.
+    `known`: the results of evals that have been written into the metrics of the step.
     """
     view, policies = resources.view, resources.policies
     recording = policies.recording

@@ -177,6 +177,8 @@ class EvalsBeside:
         """Tag of the last round that was started."""
         self._known = dict[str, float]()
         """Results since the last step, as metrics of the next one."""
+        self._counts = dict[str, float]()
+        """Lag and losses of evals since the last step, likewise."""
 
     @property
     def environments(self) -> Mapping[str, EnvironmentClient]:
@@ -222,9 +224,14 @@ class EvalsBeside:
         await self._begin(self._evals.due(step), step)
 
     def take_known(self) -> dict[str, float]:
-        """Return the results since the last call, and their lag."""
+        """Return the results since the last call."""
         known, self._known = self._known, {}
         return known
+
+    def take_counts(self) -> dict[str, float]:
+        """Return the largest lag of results since the last call, and how many were missed."""
+        counts, self._counts = self._counts, {}
+        return counts
 
     async def leave_servers(self) -> None:
         """Return when no round needs the present weights of the servers for rollouts.
@@ -341,10 +348,10 @@ class EvalsBeside:
         )
 
     def _note(self, point: EvalPoint) -> None:
-        lag_steps = max(self._known.get("eval/lag_steps", 0.0), float(point.lag_steps))
-        self._known["eval/lag_steps"] = lag_steps
+        lag_steps = max(self._counts.get("eval/lag_steps", 0.0), float(point.lag_steps))
+        self._counts["eval/lag_steps"] = lag_steps
         if point.state in (EvalPointState.SKIPPED, EvalPointState.FAILED):
-            self._known["eval/missing"] = self._known.get("eval/missing", 0.0) + 1.0
+            self._counts["eval/missing"] = self._counts.get("eval/missing", 0.0) + 1.0
         self.folder.log_eval_point(point)
         self._show(point.text)
 
