@@ -1,5 +1,6 @@
 """The verdict on a run: what it claims follows from its evals, its steps, and how it ended."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -9,17 +10,19 @@ from tests.core.reports.test_reports import an_eval
 
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.diagnosis import History, diagnose
-from telescope_core.evals import write_result
+from telescope_core.evals import Difference, write_result
 from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RunFolder
 from telescope_core.records.identity import RunState
 from telescope_core.reports.before_after import from_first_to_last
+from telescope_core.reports.differences import sentence
 from telescope_core.reports.verdict import RunOutcome, run_verdict, verdict_of
 
 
-def judged(rows, *changes, state=RunState.FINISHED, num_steps=None):
+def judged(rows, *changes, state=RunState.FINISHED, num_steps=None, ranges=None):
     history = History.of_rows(rows)
-    return verdict_of(history, diagnose(history), changes, state=state, num_steps=num_steps)
+    findings, about = diagnose(history), {"state": state, "num_steps": num_steps}
+    return verdict_of(history, findings, changes, **about, reward_ranges=ranges)
 
 
 def an_eval_pair(name, before, after, *, tags=("before", "after"), seed=1):
@@ -107,6 +110,48 @@ def test_the_reward_of_training_is_named_as_what_it_is():
     assert flat.outcome is RunOutcome.NO_GAIN
     assert judged(healthy(5)).outcome is RunOutcome.TOO_EARLY
     assert judged([]).outcome is RunOutcome.TOO_EARLY
+
+
+def test_a_gain_that_matters_is_one_of_the_declared_range():
+    draw = random.Random(0)
+    rows = healthy(60, **{"task_reward/mean": lambda _: draw.gauss(0.05, 0.01), "reward/max": 0.1})
+    assert judged(rows).outcome is RunOutcome.NOT_SHOWN
+    for ranges, outcome in (
+        ({"sums": (0.0, 0.1)}, RunOutcome.NOT_SHOWN),
+        ({"sums": (0.0, 1.0)}, RunOutcome.NO_GAIN),
+        ({"sums": (0.0, 0.1), "code": (-1.0, 1.0)}, RunOutcome.NO_GAIN),
+    ):
+        assert judged(rows, ranges=ranges).outcome is outcome, ranges
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        (1e-200, "rose from 2e-201 over the first 6 steps to 6e-201 over the last 6 (+4e-201,"),
+        (1e-8, "rose from 2e-09 over the first 6 steps to 6e-09 over the last 6 (+4e-09,"),
+        (1.0, "rose from 0.200 over the first 6 steps to 0.600 over the last 6 (+0.400,"),
+        (1e199, "rose from 2e+198 over the first 6 steps to 6e+198 over the last 6 (+4e+198,"),
+    ],
+)
+def test_rewards_of_any_size_are_judged_alike_and_told_in_a_few_digits(unit, expected):
+    up = rising(0.2, 0.6, at=30)
+    verdict = judged(healthy(60, **{"task_reward/mean": lambda step: unit * up(step)}))
+    assert verdict.outcome is RunOutcome.LEARNED
+    assert expected in verdict.text
+    assert "inf" not in verdict.text
+    assert len(verdict.text) < 300
+
+
+def test_a_difference_of_any_size_is_told_in_a_few_digits():
+    made = {"measure": "reward", "p": 0.2, "num_tasks": 9, "detectable": None}
+    tiny = Difference(before=1e-8, after=3e-8, low=-1e-8, high=5e-8, **made)
+    assert "from 1e-08 to 3e-08 (+2e-08, 95% interval -1e-08 to +5e-08, p" in sentence(tiny)
+    endless = Difference(before=-1e300, after=1e300, low=-math.inf, high=math.inf, **made)
+    assert "from -1e+300 to 1e+300 (+2e+300, no interval" in sentence(endless)
+    solved = Difference(
+        before=0.0, after=0.004, low=-0.001, high=0.009, **made | {"measure": "pass@1"}
+    )
+    assert "from 0.000 to 0.004 (+0.004, 95% interval -0.001 to +0.009, p" in sentence(solved)
 
 
 @pytest.mark.parametrize(

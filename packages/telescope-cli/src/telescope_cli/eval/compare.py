@@ -16,7 +16,7 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult, compare_results
 from telescope_core.records.files import plain
-from telescope_core.reports.differences import cautions, format_p, sentence
+from telescope_core.reports.differences import cautions, format_p, sentence, style_of_difference
 
 
 def compare_command(
@@ -74,15 +74,16 @@ def difference_table(comparison: Comparison) -> Table:
 
 def difference_cells(one: Difference) -> list[str]:
     """Return before, after, change, interval, p, number of tasks and detectable difference."""
-    interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}"
+    style = style_of_difference(one)
+    interval = "-" if one.low is None else f"{one.low:+{style}} to {one.high:+{style}}"
     return [
-        f"{one.before:.3f}",
-        f"{one.after:.3f}",
-        f"{one.change:+.3f}",
+        f"{one.before:{style}}",
+        f"{one.after:{style}}",
+        f"{one.change:+{style}}",
         interval,
         "-" if one.p is None else format_p(one.p).removeprefix("= ").replace("< ", "<"),
         str(one.num_tasks),
-        "-" if one.detectable is None else f"{one.detectable:.3f}",
+        "-" if one.detectable is None else f"{one.detectable:{style}}",
     ]
 
 

@@ -16,6 +16,7 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
+from telescope_core.evals.result import style_of
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
@@ -89,7 +90,8 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
     curve = sparkline(overview.rewards, width=50)
     first, last, _ = overview.edges
     if curve and first is not None and last is not None:
-        console.print(f"reward {first:.3f} {curve} {last:.3f}")
+        style = style_of(first, last)
+        console.print(f"reward {first:{style}} {curve} {last:{style}}")
     if overview.counts:
         console.print(_count_table(overview))
     if overview.evals:

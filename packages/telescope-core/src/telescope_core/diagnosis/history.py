@@ -171,7 +171,9 @@ def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Cha
     The noise of a step is taken from neighbors of the whole series, which a trend hardly moves and
     which are many where a window has few.
     """
-    numbers = [value for _, value in values]
+    # Squares of huge numbers are infinite, and those of tiny ones 0; a power of 2 rounds nothing.
+    unit = 2.0 ** (math.frexp(max(abs(value) for _, value in values))[1] - 1)
+    numbers = [value / unit for _, value in values]
     steps = [later - earlier for earlier, later in pairwise(numbers)]
     noise = math.sqrt(fmean(step * step for step in steps) / 2)
     before, after = fmean(numbers[start : start + window]), fmean(numbers[-window:])
@@ -179,4 +181,5 @@ def _change(values: Sequence[tuple[int, float]], start: int, window: int) -> Cha
     begun = len(numbers) - window
     while begun > start + window and (numbers[begun - 1] - middle) * (after - before) > 0:
         begun -= 1
-    return Change(before, after, noise * math.sqrt(2 / window), values[begun][0], window)
+    error = noise * math.sqrt(2 / window)
+    return Change(unit * before, unit * after, unit * error, values[begun][0], window)

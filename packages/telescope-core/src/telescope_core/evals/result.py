@@ -154,6 +154,15 @@ def format_metric(value: float) -> str:
     return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
 
 
+def style_of(*values: float) -> str:
+    """Return how to write numbers that stand together: with three decimals, or three digits.
+
+    Digits are for numbers of which three decimals would show nothing, or fill lines.
+    """
+    largest = max(map(abs, values))
+    return ".3f" if largest == 0 or 0.01 <= largest < 1e6 else ".3g"
+
+
 def left_out_of(result: EvalResult) -> list[Count]:
     """Return the numbers of examples and rows of the environment that this eval leaves out."""
     other = next(split for split in Split if split is not result.settings.split)

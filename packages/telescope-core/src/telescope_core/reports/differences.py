@@ -1,6 +1,9 @@
 """Sentences about the comparison of two evals, for terminals and pages."""
 
+import math
+
 from telescope_core.evals.comparison import Comparison, Difference
+from telescope_core.evals.result import style_of
 
 _MOST_CHANGES = 3
 """Most changes of code that are named; a new release may change every file."""
@@ -17,19 +20,32 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     `unit`: what is paired.
     """
     one = difference
-    moved = f"from {one.before:.3f} to {one.after:.3f}"
+    style = style_of_difference(one)
+    moved = f"from {one.before:{style}} to {one.after:{style}}"
     if one.low is None or one.high is None or one.p is None:
         return f"{one.measure}: {moved} on a single {unit}, which shows nothing about others"
     numbers = (
-        f"{one.change:+.3f}, 95% interval {one.low:+.3f} to {one.high:+.3f}, "
-        f"p {format_p(one.p)}, paired over {one.num_tasks} {unit}s"
+        f"{one.change:+{style}}, {interval(one.low, one.high, style)}, p {format_p(one.p)}, "
+        f"paired over {one.num_tasks} {unit}s"
     )
     if one.is_shown:
         return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
     could = f"all {unit}s changed by the same, so what they could show is not known"
     if one.detectable is not None:
-        could = f"a true difference of {one.detectable:.3f} would be found 4 times in 5"
+        could = f"a true difference of {one.detectable:{style}} would be found 4 times in 5"
     return f"{one.measure}: no difference shown, {moved} ({numbers}; {could})"
+
+
+def style_of_difference(one: Difference) -> str:
+    """Return how to write the numbers of a difference; those of pass@k have three decimals."""
+    return ".3f" if one.measure.startswith("pass") else style_of(one.before, one.after, one.change)
+
+
+def interval(low: float, high: float, style: str) -> str:
+    """Return a 95% interval with its name, or that its numbers are too large for one."""
+    if not math.isfinite(low) or not math.isfinite(high):
+        return "no interval, because its ends are not finite numbers"
+    return f"95% interval {low:+{style}} to {high:+{style}}"
 
 
 def format_p(p: float) -> str:

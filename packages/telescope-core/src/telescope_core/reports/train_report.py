@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from telescope_core.diagnosis import Finding, History, diagnose
+from telescope_core.evals.result import style_of
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.files import write_text
@@ -128,7 +129,8 @@ def _edge_note(values: Sequence[float | None]) -> str:
     first, last, _ = edge_means(values)
     if first is None or last is None:
         return ""
-    return f"first steps {first:.3f}, last steps {last:.3f}"
+    style = style_of(first, last)
+    return f"first steps {first:{style}}, last steps {last:{style}}"
 
 
 def eval_section(

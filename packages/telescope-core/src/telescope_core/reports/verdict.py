@@ -4,7 +4,7 @@ Paired evals decide where there are any; without them the reward of training doe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -15,11 +15,12 @@ from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.comparison import Difference
 from telescope_core.evals.distributions import t_quantile
 from telescope_core.evals.folder import read_results
+from telescope_core.evals.result import style_of
 from telescope_core.evals.stats import CONFIDENCE
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, before_and_after
-from telescope_core.reports.differences import cautions
+from telescope_core.reports.differences import cautions, interval, style_of_difference
 
 ACCURACY = "accuracy"
 """In supervised training, the expected share of right answers among samples, on held-out examples;
@@ -97,6 +98,7 @@ def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
         state=state or run.info().observed_state,
         num_steps=total if isinstance(total, int) else None,
         unreadable=list(unreadable),
+        reward_ranges=run.info().reward_ranges,
     )
 
 
@@ -108,11 +110,13 @@ def verdict_of(
     state: RunState,
     num_steps: int | None,
     unreadable: Sequence[str] = (),
+    reward_ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> RunVerdict:
     """Return the verdict on a run with these metrics, findings and evals.
 
     `num_steps`: planned number of steps; None = not known. `unreadable`: folders of evals whose
-    results cannot be read, so that the outcome is that of the others.
+    results cannot be read, so that the outcome is that of the others. `reward_ranges`: least and
+    largest possible reward of each environment, as far as known.
     """
     collapse = next(
         (one for one in findings if one.rule == "collapse" and one.environment is None), None
@@ -123,7 +127,7 @@ def verdict_of(
         cause = f"{collapse.cause[0].lower()}{collapse.cause[1:]}"
         after = "" if by_evals is None else f" {by_evals.text[0].upper()}{by_evals.text[1:]}"
         told = _Reason(RunOutcome.COLLAPSED, f"{cause}{after}")
-    told = told or by_evals or _by_reward(history)
+    told = told or by_evals or _by_reward(history, reward_ranges or {})
     head = _HEADS[told.outcome][state is RunState.RUNNING]
     if collapse is not None and told.outcome is RunOutcome.COLLAPSED:
         head = f"{head} since step {collapse.first_step}"
@@ -194,21 +198,19 @@ def _moves(verb: str, pairs: Sequence[tuple[BeforeAfter, Difference]]) -> str:
         first, last = ("" if is_whole else f" ({end.label})" for end in ends)
         begin = "" if one.measure == measure else f"{one.measure} {verb} "
         measure = one.measure
-        moved = f"from {one.before:.3f}{first} to {one.after:.3f}{last}"
+        style = style_of_difference(one)
+        moved = f"from {one.before:{style}}{first} to {one.after:{style}}{last}"
         parts.append(f"{begin}{moved} {_named(change, one)}")
     return _listed(parts)
 
 
 def _named(change: BeforeAfter, one: Difference) -> str:
     noun = "example" if one.num_tasks == 1 else "examples"
-    parts = [f"{one.change:+.3f}", f"{one.num_tasks} {noun}"]
+    style = style_of_difference(one)
+    parts = [f"{one.change:+{style}}", f"{one.num_tasks} {noun}"]
     if one.low is not None and one.high is not None:
-        parts.insert(1, _interval(one.low, one.high))
+        parts.insert(1, interval(one.low, one.high, style))
     return f"on {change.name} ({', '.join(parts)})"
-
-
-def _interval(low: float, high: float) -> str:
-    return f"95% interval {low:+.3f} to {high:+.3f}"
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -233,7 +235,7 @@ def _needed(differences: Sequence[Difference]) -> str:
     return f" {math.ceil(needed / digits) * digits:,} examples would show a gain of {MATTERS:g}."
 
 
-def _by_reward(history: History) -> _Reason:
+def _by_reward(history: History, ranges: Mapping[str, tuple[float, float]]) -> _Reason:
     metric = next((name for name in REWARDS if name in history.metrics), REWARDS[0])
     if metric == ACCURACY:
         return _by_accuracy(history)
@@ -249,17 +251,25 @@ def _by_reward(history: History) -> _Reason:
         outcome = RunOutcome.LEARNED if low > 0 else RunOutcome.WORSE
         verb = "rose" if low > 0 else "fell"
     else:
-        ends = [value for name in ("reward/min", "reward/max") for _, value in history.named(name)]
-        span = max(ends) - min(ends) if ends else 1.0
-        outcome = RunOutcome.NO_GAIN if high < MATTERS * (span or 1.0) else RunOutcome.NOT_SHOWN
+        span = _span(history, ranges)
+        outcome = RunOutcome.NO_GAIN if high < MATTERS * span else RunOutcome.NOT_SHOWN
         verb = "went"
+    style = style_of(change.before, change.after, change.size)
     return _Reason(
         outcome,
-        f"training reward {verb} from {change.before:.3f} over the first {change.num_steps} steps "
-        f"to {change.after:.3f} over the last {change.num_steps} ({change.size:+.3f}, "
-        f"{_interval(low, high)}). There are no evals to compare, so this is the reward of "
-        "training.",
+        f"training reward {verb} from {change.before:{style}} over the first {change.num_steps} "
+        f"steps to {change.after:{style}} over the last {change.num_steps} "
+        f"({change.size:+{style}}, {interval(low, high, style)}). There are no evals to compare, "
+        "so this is the reward of training.",
     )
+
+
+def _span(history: History, ranges: Mapping[str, tuple[float, float]]) -> float:
+    """Return the width of the widest declared range of rewards, or else of the rewards so far."""
+    if ranges:
+        return max(high - low for low, high in ranges.values())
+    ends = [value for name in ("reward/min", "reward/max") for _, value in history.named(name)]
+    return (max(ends) - min(ends) if ends else 0.0) or 1.0
 
 
 def _by_accuracy(history: History) -> _Reason:

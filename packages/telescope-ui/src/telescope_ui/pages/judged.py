@@ -48,6 +48,7 @@ def judged(run: OneRun) -> Judged:
             state=state,
             num_steps=num_steps,
             unreadable=list(eval_problems(run)),
+            reward_ranges=run.info().reward_ranges,
         ),
         findings,
         seconds_left(history, num_steps) if state == "running" else None,
