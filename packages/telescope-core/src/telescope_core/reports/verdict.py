@@ -251,7 +251,12 @@ def _by_reward(history: History, ranges: Mapping[str, tuple[float, float]]) -> _
         outcome = RunOutcome.LEARNED if low > 0 else RunOutcome.WORSE
         verb = "rose" if low > 0 else "fell"
     else:
-        span = _span(history, ranges)
+        spans = [maximum - minimum for minimum, maximum in ranges.values()]
+        if not spans:
+            names = ("reward/min", "reward/max")
+            seen = [value for name in names for _, value in history.named(name)]
+            spans = [max(seen) - min(seen)] if seen else []
+        span = max(spans, default=0.0) or 1.0
         outcome = RunOutcome.NO_GAIN if high < MATTERS * span else RunOutcome.NOT_SHOWN
         verb = "went"
     style = style_of(change.before, change.after, change.size)
@@ -262,14 +267,6 @@ def _by_reward(history: History, ranges: Mapping[str, tuple[float, float]]) -> _
         f"({change.size:+{style}}, {interval(low, high, style)}). There are no evals to compare, "
         "so this is the reward of training.",
     )
-
-
-def _span(history: History, ranges: Mapping[str, tuple[float, float]]) -> float:
-    """Return the width of the widest declared range of rewards, or else of the rewards so far."""
-    if ranges:
-        return max(high - low for low, high in ranges.values())
-    ends = [value for name in ("reward/min", "reward/max") for _, value in history.named(name)]
-    return (max(ends) - min(ends) if ends else 0.0) or 1.0
 
 
 def _by_accuracy(history: History) -> _Reason:
