@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
+from tests.envs.projects import TOY
 
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.uv import installed_pins
@@ -110,6 +111,25 @@ def test_what_cannot_be_installed_beside_the_rest_says_so(registry, make_project
     assert done.returncode == 3
     assert "acme/toy needs no-such-package-of-telescope, pydantic<2" in done.stderr
     assert installed(telescope) == {}
+
+
+def test_an_environment_may_read_the_files_of_its_own_package(registry, make_project, telescope):
+    read = '(Path(__file__).parent / "system.txt").read_text()'
+    code = TOY.replace("from telescope_core", "from pathlib import Path\nfrom telescope_core", 1)
+    code = code.replace("class Toy", f"SYSTEM = {read}\n\n\nclass Toy")
+    given = 'ListSource([Example(id=f"{split}-0", prompt="yes?")])'
+    code = code.replace(given, 'Path(__file__).parent / f"{split}.jsonl"')
+    project = make_project(code=code)
+    for name in ("train", "eval"):
+        row = json.dumps({"id": name, "prompt": "yes?"})
+        (project / f"telescope_env_acme_toy/{name}.jsonl").write_text(f"{row}\n")
+    (project / "telescope_env_acme_toy/system.txt").write_text("Say yes.\n")
+    publish(registry.store, project, owner="acme", datasets=[])
+    (release,) = registry.releases("acme/toy")
+    assert release.splits == {"train": 1, "eval": 1}
+    done = telescope("env", "install", "--shared", "toy")
+    assert done.returncode == 0, done.stderr
+    assert installed(telescope) == {"acme/toy": "0.1.0"}
 
 
 def test_missing_requirements_are_those_not_satisfied():

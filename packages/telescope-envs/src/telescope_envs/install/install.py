@@ -145,9 +145,9 @@ def _install_shared(
             install_requirements(missing, needed_by=release.id, allow_sdist=options.allow_sdist)
         progress(f"{label}: {Step.PROBE}")
         # Its examples are not counted: that may download a dataset that nobody will use.
-        describe_wheel(wheel, release.factory, counts_examples=False)
-        progress(f"{label}: {Step.WHEEL}")
         contents = read_release(wheel.read_bytes(), release)
+        describe_wheel(contents, counts_examples=False)
+        progress(f"{label}: {Step.WHEEL}")
         if is_installed(release.distribution):
             uninstall_distribution(release.distribution)
         write_wheel(contents, Path(sysconfig.get_path("purelib")))

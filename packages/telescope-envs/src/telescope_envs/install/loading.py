@@ -6,6 +6,7 @@ home folder, and only the harmless variables of this process.
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -16,6 +17,7 @@ from telescope_envs.processes.running import last_line, passed_on, printed_table
 from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import LinkedProject, read_project
 from telescope_envs.records.release import Release, Setting
+from telescope_envs.rules.wheel import WheelContents
 
 Question = Literal["built", "schema", "declarations", "declared", "task_files"]
 """A function of `declare.py`."""
@@ -62,16 +64,22 @@ def asked(
     return printed_table(done, what=what, keys=_DECLARED if question.startswith("decl") else ())
 
 
-def describe_wheel(wheel: Path, factory: str, *, counts_examples: bool = True) -> dict[str, Any]:
-    """Return the declarations of `factory` in `wheel`; raises EnvironmentLoadError.
+def describe_wheel(contents: WheelContents, *, counts_examples: bool = True) -> dict[str, Any]:
+    """Return the declarations of the environment in an inspected wheel.
 
     Counting the examples of its splits may load datasets; without it each number is None.
 
-    This runs the wheel's code in a subprocess, so inspect the wheel first.
+    This runs the wheel's code in a subprocess. It is unpacked first, as its code may read files of
+    its own package. Raises EnvironmentLoadError if it cannot be loaded.
     """
     question: Question = "declared" if counts_examples else "declarations"
-    path = (str(wheel.absolute()),)
-    about = asked(question, factory, search_path=path, what=wheel.name)
+    what = f"{contents.distribution} {contents.version}"
+    with tempfile.TemporaryDirectory(prefix="telescope-wheel-") as unpacked:
+        for path, data in contents.files.items():
+            target = Path(unpacked, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        about = asked(question, contents.factory, search_path=(unpacked,), what=what)
     return about if counts_examples else {**about, "splits": dict.fromkeys(about["splits"])}
 
 

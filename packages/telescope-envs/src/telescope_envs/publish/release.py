@@ -50,7 +50,7 @@ def release_of(
             f"{built.path.name}: its entry point must be named {name!r}, got "
             f"{contents.entry_name!r}; rename it in pyproject.toml"
         )
-    about = describe_wheel(built.path, contents.factory, counts_examples=counts_examples)
+    about = describe_wheel(contents, counts_examples=counts_examples)
     fields = {
         "owner": owner,
         "name": contents.entry_name,
