@@ -10,6 +10,7 @@ from telescope_core import (
     MultiTurnEnvironment,
     SingleTurnEnvironment,
     SplitSource,
+    metric,
     reward,
 )
 from telescope_core.errors import EnvironmentLoadError
@@ -167,6 +168,13 @@ class ReplacesMetrics(Fine):
         episode.metrics = ["deep"]
 
 
+class MeasuresLate(Fine):
+    @metric
+    def depth(self, rollout, example, episode):
+        episode.metrics["late"] = float("nan")
+        return 1
+
+
 class PaysHuge(Fine):
     @reward
     def right(self):
@@ -247,6 +255,8 @@ class StateRaises(Fine):
         (MeasuresNan, "episode.metrics['depth'] must be a finite number, got nan (float)"),
         (MeasuresHuge, "episode.metrics['depth'] must be a finite number, got 1000"),
         (ReplacesMetrics, "episode.metrics must be a dict of numbers, got ['deep'] (list)"),
+        (MeasuresLate, "MeasuresLate.depth ("),
+        (MeasuresLate, "episode.metrics['late'] must be a finite number, got nan (float)"),
         (PaysHuge, "must return a finite number, got 1000"),
         (NeverAsks, "NeverAsks.play ("),
         (NeverAsks, ") ended without asking the policy for anything"),

@@ -353,11 +353,21 @@ class Noted(Talk):
 
     @metric(low=0, lower_is_better=True)
     def cost(self, rollout, example, episode):
+        episode.metrics |= {"cost": 7, "asked": 2}
         return 3
 
     @reward
-    def fine(self, rollout, example):
+    def fine(self, rollout, example, episode):
+        episode.metrics["steps"] += 0.5
+        episode.tags["room"] += " and red"
+        episode.note("graded", "well")
         return True
+
+    @cleanup
+    def leave(self, episode):
+        episode.metrics["seconds"] = 4
+        episode.tags["left"] = "the room"
+        episode.note("left", "at once")
 
 
 async def test_notes_tags_metrics_and_golden_answers_are_recorded():
@@ -368,11 +378,27 @@ async def test_notes_tags_metrics_and_golden_answers_are_recorded():
     assert rollout.info == (
         TurnInfo(turn=0, key="stderr", value="warning 1", kind="stderr"),
         TurnInfo(turn=1, key="stderr", value="warning 2", kind="stderr"),
+        TurnInfo(turn=1, key="graded", value="well", kind="text"),
+        TurnInfo(turn=1, key="left", value="at once", kind="text"),
     )
-    assert rollout.tags == {"room": "blue"}
-    assert rollout.metrics == {"steps": 2.0, "late": 1.0, "cost": 3.0}
+    assert rollout.tags == {"room": "blue and red", "left": "the room"}
+    expected = {"steps": 2.5, "late": 1.0, "cost": 3.0, "asked": 2.0, "seconds": 4.0}
+    assert rollout.metrics == expected
     assert {type(value) for value in rollout.metrics.values()} == {float}
     assert rollout.golden_answers == {"route": "north"}
+
+
+class LeavesNan(One):
+    @cleanup
+    def leave(self, episode):
+        episode.metrics |= {"nan": float("nan"), "seconds": 4}
+
+
+async def test_a_metric_of_a_cleanup_that_is_no_number_changes_nothing_but_its_tag():
+    rollout = await play(LeavesNan())
+    assert (rollout.status, rollout.metrics) == (RolloutStatus.KEPT, {"seconds": 4.0})
+    assert "LeavesNan.leave (" in rollout.tags["cleanup"]
+    assert "episode.metrics['nan'] must be a finite number" in rollout.tags["cleanup"]
 
 
 BLOCKED_S = (0.35, 3.0, 20.0)

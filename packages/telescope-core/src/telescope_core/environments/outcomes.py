@@ -64,11 +64,14 @@ def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
     )
 
 
-def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
-    """Return `metrics` with all numbers as floats, which can be sent and saved."""
+def as_floats(metrics: object, *, where: Callable[[], str]) -> dict[str, float]:
+    """Return `metrics` with all numbers as floats, which can be sent and saved.
+
+    `where` returns the place of what set them.
+    """
     if not isinstance(metrics, Mapping):
         raise EnvironmentLoadError(
-            f"{location_of(play)}: episode.metrics must be a dict of numbers, got {_shown(metrics)}"
+            f"{where()}: episode.metrics must be a dict of numbers, got {_shown(metrics)}"
         )
     found: dict[str, float] = {}
     for name, value in cast(Mapping[object, object], metrics).items():
@@ -76,7 +79,7 @@ def as_floats(metrics: object, *, play: Callable[..., Any]) -> dict[str, float]:
         if number is None:
             more = "; texts belong in episode.tags" if isinstance(value, str) else ""
             raise EnvironmentLoadError(
-                f"{location_of(play)}: episode.metrics[{name!r}] must be a finite number, got "
+                f"{where()}: episode.metrics[{name!r}] must be a finite number, got "
                 f"{_shown(value)}{more}"
             )
         found[str(name)] = number

@@ -11,7 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from telescope_core.base.code_places import is_authors, location_of
@@ -79,7 +81,9 @@ async def outcome_of(playing: "Playing") -> Rollout:
     except BaseException:
         await playing.clean_up()
         raise
+    before = playing.snapshot()
     problems = await playing.clean_up()
+    rollout = _with_later(rollout, before, playing.snapshot())
     tags = {**rollout.tags, "cleanup": "; ".join(problems)} if problems else rollout.tags
     return replace(
         rollout,
@@ -184,12 +188,21 @@ class Playing:
                 f"{location_of(self._environment.play)}: episode.info holds what is no note; add "
                 "notes with episode.note(key, text)"
             )
-        episode.metrics = as_floats(episode.metrics, play=self._environment.play)
-        self._rollout = replace(self._snapshot(), stop_reason=stop_reason)
+        play = self._environment.play
+        episode.metrics = as_floats(episode.metrics, where=partial(location_of, play))
+        self._rollout = replace(self.snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
         scoring_begins()
         scored = await self.score(self._rollout, episode)
-        return replace(scored, info=tuple(episode.info), tags=_as_texts(episode.tags))
+        episode.metrics = as_floats(episode.metrics, where=self._who_scores)
+        return _with_later(scored, self._rollout, self.snapshot())
+
+    def _who_scores(self) -> str:
+        """Return the places of the methods that may have changed the episode by scoring it."""
+        environment = self._environment
+        functions = [f for f in environment.score_functions if "episode" in f.parameters.names]
+        methods = [getattr(environment, one.name) for one in functions] or [environment.score]
+        return " or ".join(map(location_of, methods))
 
     def _is_scored_late(self, trouble: Watch) -> bool:
         """Return whether the deadline limits the policy, rather than the code around it."""
@@ -212,7 +225,8 @@ class Playing:
             failed = self._failed(StopReason.TIMEOUT, as_failure(error))
             return replace(failed, tags={**failed.tags, "failed_in": self._stage})
 
-    def _snapshot(self) -> Rollout:
+    def snapshot(self) -> Rollout:
+        """Return the rollout with what its episode holds at present."""
         episode = self._episode
         if episode is None:
             return self._rollout
@@ -236,7 +250,7 @@ class Playing:
         if self._stage == "play" and is_too_long(error):
             notes.append(self._who_wrote_the_prompt())
         where = f" ({'; '.join(notes)})" if notes else ""
-        return as_failed(self._snapshot(), f"{name}: {error}{where}", stop_reason)
+        return as_failed(self.snapshot(), f"{name}: {error}{where}", stop_reason)
 
     def _who_wrote_the_prompt(self) -> str:
         environment, example_id = self._environment, self._rollout.example_id
@@ -255,19 +269,44 @@ def _those(values: object, kind: type[Part]) -> tuple[Part, ...]:
     return tuple(part for part in parts if isinstance(part, kind))
 
 
+def _with_later(rollout: Rollout, before: Rollout, after: Rollout) -> Rollout:
+    """Return `rollout` with what its episode got between two snapshots; its own changes win."""
+    own_notes = [note for note in rollout.info if note not in before.info]
+    return replace(
+        rollout,
+        metrics=_updated(rollout.metrics, before.metrics, after.metrics),
+        tags=_updated(rollout.tags, before.tags, after.tags),
+        agent_rewards=_updated(rollout.agent_rewards, before.agent_rewards, after.agent_rewards),
+        info=(*after.info, *own_notes),
+    )
+
+
+def _updated(
+    values: Mapping[str, Part], before: Mapping[str, Part], after: Mapping[str, Part]
+) -> dict[str, Part]:
+    kept = {name: value for name, value in values.items() if name in after or name not in before}
+    changed = {
+        name: value
+        for name, value in after.items()
+        if before.get(name) != value and values.get(name) == before.get(name)
+    }
+    return {**kept, **changed}
+
+
 def _as_texts(tags: object) -> dict[str, str]:
     if not isinstance(tags, Mapping):
         return {}
-    return {str(name): str(value) for name, value in cast(Mapping[object, object], tags).items()}
+    # A copy, as a cleanup that is too late may go on in its thread.
+    copied = dict(cast(Mapping[object, object], tags))
+    return {str(name): str(value) for name, value in copied.items()}
 
 
 def _numbers(metrics: object) -> dict[str, float]:
     """Return those metrics of an unfinished rollout that can be sent and saved."""
     if not isinstance(metrics, Mapping):
         return {}
-    numbers = {
-        str(name): finite(value) for name, value in cast(Mapping[object, object], metrics).items()
-    }
+    copied = dict(cast(Mapping[object, object], metrics))
+    numbers = {str(name): finite(value) for name, value in copied.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
@@ -347,9 +386,12 @@ async def _run_cleanups(
 ) -> None:
     for hook in reversed(hooks):
         method = getattr(environment, hook.name)
+        before = copy(episode.metrics)
         try:
             async with asyncio.timeout(hook.deadline_s):
                 await environment.caller.one("cleanup", method, episode)
+            if episode.metrics != before:
+                as_floats(episode.metrics, where=partial(location_of, method))
         except TimeoutError:
             problems.append(f"cleanup {hook.name} did not end within {hook.deadline_s:g} s")
         except Exception as error:  # noqa: BLE001 - a boundary: the other cleanups must run
