@@ -65,6 +65,11 @@ def lose_the_judge() -> None:
     raise EndpointError("the judge does not answer")
 
 
+def half() -> str:
+    """Return half of a surrogate pair."""
+    return "\ud83d"
+
+
 class Calculator(ToolEnvironment):
     max_turns = 4
 
@@ -73,7 +78,7 @@ class Calculator(ToolEnvironment):
         max_tool_characters: int = 60
 
     def tools(self):
-        return [add, look_up, divide, hang, hang_too, lose_the_judge]
+        return [add, look_up, divide, hang, hang_too, lose_the_judge, half]
 
     @tool
     def remember(self, text: str, episode: Episode) -> str:
@@ -190,6 +195,12 @@ async def test_errors_are_told_to_the_policy_and_counted(name, arguments, kind, 
     errors = {name: value for name, value in counted(rollout).items() if "error" in name}
     assert errors == {"tool_errors": 1.0, f"tool_errors/{kind}": 1.0}
     assert ("tool_exception" in rollout.tags) == (kind == "raised")
+
+
+async def test_half_of_a_surrogate_pair_in_a_result_is_told_as_an_escape():
+    rollout = await play(Calculator(), [native(("half", "{}")), "5"])
+    assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0)
+    assert rollout.messages[2].content == r"\ud83d"
 
 
 async def test_an_exception_is_tagged_with_where_it_was_raised():

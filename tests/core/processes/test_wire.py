@@ -1,6 +1,7 @@
 """The protocol over a socket in this process: the same answers, and nothing that must not cross."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from tests.core.one_rollout import wait_for_ever
 from wire_cases import WireInThisProcess, request
 
 from telescope_core.base.chains import sampled_tokens
+from telescope_core.base.retries import failure_text
 from telescope_core.chat.client import ChatClient
 from telescope_core.errors import (
     CodeExitError,
@@ -70,6 +72,39 @@ async def test_a_rollout_is_the_same_over_the_wire(wire, name):
     if name != "BadReward":
         far, near = await pool.gold(Split.EVAL, 2), await local.gold(Split.EVAL, 2)
         assert without_times(far) == without_times(near)
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        (0, "EnvironmentLoadError: what Halves.format_prompt (...) returns has half of a"),
+        (1, "EnvironmentLoadError: what Halves.env_response (...) returns: a user message has"),
+        (2, "ValueError: it is \\ud83d (in reward Halves.fine (...))"),
+        (3, ""),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_escaped_or_names_its_place(wire, index, error):
+    far, near = [
+        await one.play(request(index), ScriptedClient([sampled("1")] * 2).policy("r"))
+        for one in (wire("Halves"), here("Halves"))
+    ]
+    assert without_times(replace(far, turns=())) == without_times(replace(near, turns=()))
+    assert re.sub(r"\([^(]*worker_toys.py:\d+\)", "(...)", far.error or "").startswith(error)
+    assert far.status is (RolloutStatus.FAILED if error else RolloutStatus.KEPT)
+    if not error:
+        half = r"\ud83d"
+        assert (far.tags, far.golden_answers) == ({half: half}, {"half": half})
+        assert [(note.key, note.value) for note in far.info] == [(half, half)]
+
+
+async def test_what_a_group_reward_raises_is_told_with_its_place(wire):
+    expected = r"KeyError: '.*' \(in group_reward Halves.shared \(.*worker_toys.py:\d+\)\)"
+    for client in (wire("Halves"), here("Halves")):
+        played = await client.play(request(3), ScriptedClient([sampled("1")]).policy("r"))
+        group = Group(id="g", environment="toy", example_id="records", rollouts=(played,))
+        with pytest.raises(Exception, match="shared") as raised:
+            await client.score_group(Split.TRAIN, 3, group)
+        assert re.fullmatch(expected, failure_text(raised.value))
 
 
 async def test_group_rewards_keep_the_tokens_of_the_host(wire):

@@ -2,6 +2,7 @@
 
 from telescope_core.base.errors import (
     CodeExitError,
+    CodeRaisedError,
     ConfigError,
     ContextLengthError,
     ContradictionError,
@@ -31,6 +32,7 @@ from telescope_core.base.errors import (
 
 __all__ = [
     "CodeExitError",
+    "CodeRaisedError",
     "ConfigError",
     "ContextLengthError",
     "ContradictionError",

@@ -67,6 +67,40 @@ class Secretive(SingleTurnEnvironment):
         return 1.0
 
 
+HALF = "\ud83d"
+
+
+class Halves(MultiTurnEnvironment):
+    """Has half of a surrogate pair in a text, another one for each example."""
+
+    max_turns = 2
+
+    def examples(self, split):
+        wheres = ("prompt", "reply", "reward", "records")
+        return ListSource([Example(id=one, prompt=one, answer=one) for one in wheres])
+
+    def format_prompt(self, example):
+        return HALF if example.id == "prompt" else example.id
+
+    def env_response(self, messages, episode):
+        return HALF if episode.example.id == "reply" else None
+
+    def golden_answers(self, example):
+        return {"half": HALF}
+
+    @reward
+    def fine(self, example, episode):
+        if example.id == "reward":
+            raise ValueError(f"it is {HALF}")
+        episode.tags[HALF] = HALF
+        episode.note(HALF, HALF)
+        return 1.0
+
+    @group_reward
+    def shared(self, rollouts):
+        return [{}[f"{HALF}/{one.index}"] for one in rollouts]
+
+
 class TakesSignals(SingleTurnEnvironment):
     """Its constructor does what only the main thread may, as some frameworks do."""
 

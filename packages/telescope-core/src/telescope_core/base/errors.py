@@ -47,6 +47,13 @@ class EnvironmentLoadError(TelescopeError):
     exit_code = 3
 
 
+class CodeRaisedError(EnvironmentLoadError):
+    """An environment's code, in its own process, raised an error of a class that is not known here.
+
+    The message begins with the name of that class.
+    """
+
+
 class DuplicateIdError(EnvironmentLoadError):
     """Two examples of one split have the same id."""
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from telescope_core.base.errors import (
+    CodeRaisedError,
     ContextLengthError,
     EndpointAccessError,
     EndpointError,
@@ -19,6 +20,7 @@ from telescope_core.base.errors import (
     TemplateLossError,
     UnplayableError,
 )
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import Rollout, RolloutStatus, StopReason
 
 MAX_FAILED = 3
@@ -122,6 +124,18 @@ def says_too_long(text: str) -> bool:
     return any(mark in text.lower() for mark in _TOO_LONG)
 
 
+def failure_text(error: Exception) -> str:
+    """Return the error of a rollout that `error` failed: the name, the message and the notes."""
+    text = message_with_notes(error)
+    return text if isinstance(error, CodeRaisedError) else f"{type(error).__name__}: {text}"
+
+
+def message_with_notes(error: BaseException) -> str:
+    """Return the message of `error`, and its notes in parentheses."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f"{error} ({notes})" if notes else str(error)
+
+
 def as_failed(rollout: Rollout, error: str, stop_reason: StopReason = StopReason.ERROR) -> Rollout:
     """Return `rollout` as one that failed with `error`, which begins with the error's name."""
     return replace(
@@ -129,7 +143,7 @@ def as_failed(rollout: Rollout, error: str, stop_reason: StopReason = StopReason
         status=RolloutStatus.FAILED,
         status_reason=error.partition(":")[0],
         stop_reason=stop_reason,
-        error=error,
+        error=whole(error),
         reward=None,
     )
 

@@ -25,6 +25,11 @@ def escaped(text: str) -> str:
     return _ACTING_IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def whole(text: str) -> str:
+    r"""Return `text` with half of a surrogate pair, which UTF-8 lacks, written as `\ud83d`."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 def foreign(text: str, most: int) -> str:
     """Return foreign text for a terminal, a page or a log: escaped, and cut in the middle if long.
 

@@ -40,7 +40,7 @@ from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
 from telescope_core.environments.sources import ExampleReader, Examples, divided
 from telescope_core.examples import SplitSource
-from telescope_core.examples.checks import checked_messages
+from telescope_core.examples.checks import checked_messages, require_whole
 
 
 class Environment:
@@ -264,10 +264,11 @@ class Environment:
         if type(self).format_prompt is Environment.format_prompt:
             return self.opening(example.prompt)
         prompt = await self.caller.one("play", self.format_prompt, example)
+        where = f"what {location_of(self.format_prompt)} returns"
         if isinstance(prompt, str):
+            require_whole(prompt, where)
             return self.opening(prompt)
         if isinstance(prompt, list | tuple) and prompt:
-            where = f"what {location_of(self.format_prompt)} returns"
             return self.opening(checked_messages(cast(Sequence[object], prompt), where=where))
         raise EnvironmentLoadError(
             f"{class_location(type(self))}: format_prompt must return text or a list of Message, "

@@ -10,6 +10,7 @@ from telescope_core.base.code_places import called_at, shown_path
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError
 from telescope_core.base.messages import agent_of
 from telescope_core.base.protocols import Policy
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
@@ -198,7 +199,8 @@ class Episode(Generic[StateT]):
                 f"got {kind!r}; value must be text"
             )
         turn = max(0, len(self.turns) - 1)
-        self.info.append(TurnInfo(turn=turn, key=str(key), value=str(value), kind=kind))
+        key, value = whole(str(key)), whole(str(value))
+        self.info.append(TurnInfo(turn=turn, key=key, value=value, kind=kind))
 
     async def _require_going_on(self) -> None:
         reason = await self.find_stop(self) if self.find_stop is not None else None

@@ -8,6 +8,7 @@ from typing import Any, SupportsFloat, cast
 
 from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import Rollout, Split, StopReason
 from telescope_core.environments.episode import Episode
 
@@ -104,7 +105,8 @@ def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, st
         raise EnvironmentLoadError(
             f"{location_of(method)} must return a dict of texts by name, got {_shown(value)}"
         )
-    return {str(name): str(text) for name, text in cast(Mapping[object, object], value).items()}
+    pairs = cast(Mapping[object, object], value).items()
+    return {whole(str(name)): whole(str(text)) for name, text in pairs}
 
 
 def checked_score(value: object, *, method: Callable[..., Any]) -> Rollout:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, nearest
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.environments.author_errors import as_failure
 from telescope_core.environments.episode import Episode
@@ -108,7 +109,8 @@ class Toolbox:
         return ToolOutcome(name=one.name, text=self._cut(f"error: {text}"), failure=failure)
 
     def _cut(self, text: str) -> str:
-        limit = self._config.max_tool_characters
+        # The policy may have written the text that a tool read, so the rollout must not fail.
+        text, limit = whole(text), self._config.max_tool_characters
         return text if len(text) <= limit else f"{text[:limit]} (cut: {len(text)} characters)"
 
 

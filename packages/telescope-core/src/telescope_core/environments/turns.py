@@ -66,10 +66,10 @@ class MultiTurnEnvironment(Environment):
         return StopReason.MAX_TURNS
 
     def _as_messages(self, reply: object) -> list[Message]:
+        where = f"what {location_of(self.env_response)} returns"
         if isinstance(reply, str):
-            return [Message(role="user", content=reply)]
+            return checked_messages([Message(role="user", content=reply)], where=where)
         if isinstance(reply, list | tuple):
-            where = f"what {location_of(self.env_response)} returns"
             return checked_messages(cast(Sequence[object], reply), where=where)
         raise EnvironmentLoadError(
             f"{location_of(self.env_response)} must return text, a list of Message or None, "

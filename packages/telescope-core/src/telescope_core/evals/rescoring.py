@@ -17,7 +17,7 @@ from telescope_core.base.errors import (
     NotGradedError,
 )
 from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, EnvironmentClient, PlayRequest
-from telescope_core.base.retries import play_with_attempts
+from telescope_core.base.retries import failure_text, play_with_attempts
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
     Example,
@@ -222,7 +222,7 @@ class _Grader:
         except NotAskedError as error:
             return [_without_group_rewards(one, str(error)) for one in graded]
         except Exception as error:  # noqa: BLE001 - a reward boundary: the group fails
-            text = f"{type(error).__name__}: {error}"
+            text = failure_text(error)
             return [_with_error(one, text) if one.reward is not None else one for one in graded]
         by_index = {one.index: one for one in scored.rollouts}
         return [

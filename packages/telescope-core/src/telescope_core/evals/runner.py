@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
-from telescope_core.base.retries import as_failed, play_with_attempts, require_others
+from telescope_core.base.retries import as_failed, failure_text, play_with_attempts, require_others
 from telescope_core.base.types import Group, Rollout, RolloutStatus
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of
@@ -225,10 +225,10 @@ class _EvalRun:
         try:
             return await self.environment.score_group(self.settings.split, example_index, group)
         except Exception as error:  # noqa: BLE001 - a reward boundary: the group fails, not the eval
-            text = f"{type(error).__name__}: {error}"
+            text = failure_text(error)
             failed = tuple(as_failed(rollout, text) for rollout in group.rollouts)
             return replace(group, rollouts=failed)
 
 
 def _failed(environment: str, request: PlayRequest, error: Exception) -> Rollout:
-    return as_failed(request.rollout(environment), f"{type(error).__name__}: {error}")
+    return as_failed(request.rollout(environment), failure_text(error))

@@ -66,6 +66,10 @@ def checked_messages(values: Sequence[object], *, where: str) -> list[Message]:
             )
         if wrong := why_unusable(value):
             raise EnvironmentLoadError(f"{where}: in a {role} message, {wrong}")
+        calls = (one.arguments for one in value.tool_calls)
+        for text in cast(Sequence[object], (content, value.reasoning, *calls)):
+            if isinstance(text, str):
+                require_whole(text, f"{where}: a {role} message")
     return cast(list[Message], list(values))
 
 
@@ -130,13 +134,20 @@ def _require_whole(prompt: Any, answer: str, info: object, where: str) -> None:
     if not isinstance(prompt, str):
         prompt = [message_to_record(message) for message in prompt]
     for name, value in (("prompt", prompt), ("answer", answer), ("info", info)):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise EnvironmentLoadError(
-                f"{where}: {name} has half of a surrogate pair, {error.object[error.start]!a}; "
-                "write the whole character"
-            ) from None
+        require_whole(json.dumps(value, ensure_ascii=False), f"{where}: {name}")
+
+
+def require_whole(text: str, what: str) -> None:
+    """Raise EnvironmentLoadError for half of a surrogate pair; `what` names the text."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentLoadError(
+            f"{what} has half of a surrogate pair, {error.object[error.start]!a}; write the whole "
+            "character, or replace the half: text.encode(errors='replace').decode()"
+        ) from None
 
 
 def _decode_hint(value: object) -> str:

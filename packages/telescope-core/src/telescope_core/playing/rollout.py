@@ -29,6 +29,7 @@ from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.base.retries import as_failed, is_too_long
 from telescope_core.base.scoring_events import scoring_begins
 from telescope_core.base.scripted import ScriptedClient
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import (
     Example,
     Group,
@@ -84,7 +85,7 @@ async def outcome_of(playing: "Playing") -> Rollout:
     before = playing.snapshot()
     problems = await playing.clean_up()
     rollout = _with_later(rollout, before, playing.snapshot())
-    tags = {**rollout.tags, "cleanup": "; ".join(problems)} if problems else rollout.tags
+    tags = {**rollout.tags, "cleanup": whole("; ".join(problems))} if problems else rollout.tags
     return replace(
         rollout,
         tags=tags,
@@ -298,7 +299,7 @@ def _as_texts(tags: object) -> dict[str, str]:
         return {}
     # A copy, as a cleanup that is too late may go on in its thread.
     copied = dict(cast(Mapping[object, object], tags))
-    return {str(name): str(value) for name, value in copied.items()}
+    return {whole(str(name)): whole(str(value)) for name, value in copied.items()}
 
 
 def _numbers(metrics: object) -> dict[str, float]:

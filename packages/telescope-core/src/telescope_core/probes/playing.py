@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from telescope_core.base.protocols import PlayRequest, Policy
-from telescope_core.base.retries import as_failed
+from telescope_core.base.retries import as_failed, failure_text
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
     ChatEndpoint,
@@ -157,7 +157,7 @@ async def _rollout(
     try:
         (scored,) = (await score_group(environment, group, example)).rollouts
     except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
-        return as_failed(rollout, f"{type(error).__name__}: {error}")
+        return as_failed(rollout, failure_text(error))
     return scored
 
 

@@ -11,15 +11,15 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.protocols import PlayRequest
-from telescope_core.base.terminal import foreign
+from telescope_core.base.terminal import foreign, whole
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
@@ -269,7 +269,8 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 def to_bytes(frame: HostFrame | WorkerFrame) -> bytes:
     """Encode `frame` with its length in front; raises ProtocolError when it is too large."""
-    body = _ENCODER.encode(frame)
+    # What a policy is asked must not change on the way.
+    body = _ENCODER.encode(frame) if isinstance(frame, Complete) else _encoded(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(
             f"a {type(frame).__name__.lower()} message of {len(body)} bytes exceeds the "
@@ -286,7 +287,27 @@ def length_of(header: bytes | bytearray | memoryview) -> int:
 
 def as_raw(value: object) -> msgspec.Raw:
     """Encode the value of a Reply."""
-    return msgspec.Raw(_ENCODER.encode(value))
+    return msgspec.Raw(_encoded(value))
+
+
+def _encoded(value: object) -> bytes:
+    """Encode `value`; half of a surrogate pair, which UTF-8 lacks, is written as an escape."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
+        return _ENCODER.encode(_whole(plain))
+
+
+def _whole(value: Any) -> object:
+    if isinstance(value, str):
+        return whole(value)
+    if isinstance(value, list | tuple):
+        return [_whole(one) for one in cast(Sequence[object], value)]
+    if isinstance(value, dict):
+        items = cast(dict[object, object], value).items()
+        return {_whole(name): _whole(one) for name, one in items}
+    return value
 
 
 def without_tokens(rollout: Rollout) -> Rollout:

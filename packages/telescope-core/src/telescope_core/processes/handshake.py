@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from telescope_core.base import errors
-from telescope_core.base.errors import ContradictionError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.errors import CodeRaisedError, ContradictionError, TelescopeError
 from telescope_core.base.protocols import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.base.secret_names import require_own_secrets, shown_name
 from telescope_core.base.terminal import foreign
@@ -207,5 +207,5 @@ def error_from(kind: str, message: str, *, otherwise: type[TelescopeError]) -> E
 
 
 def load_error(kind: str, message: str) -> Exception:
-    """Rebuild an exception of the worker; an unknown class becomes an EnvironmentLoadError."""
-    return error_from(kind, message, otherwise=EnvironmentLoadError)
+    """Rebuild an exception of the worker; an unknown class becomes a CodeRaisedError."""
+    return error_from(kind, message, otherwise=CodeRaisedError)

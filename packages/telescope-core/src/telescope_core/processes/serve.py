@@ -15,7 +15,8 @@ from functools import partial
 
 import msgspec
 
-from telescope_core.base.errors import EndpointError, StrayCancelError
+from telescope_core.base.errors import EndpointError, EnvironmentLoadError, StrayCancelError
+from telescope_core.base.retries import message_with_notes
 from telescope_core.base.scoring_events import hearing_of_scoring
 from telescope_core.base.secret_names import secret_values
 from telescope_core.base.types import (
@@ -29,6 +30,7 @@ from telescope_core.base.types import (
 from telescope_core.environments import running
 from telescope_core.environments.author_errors import contained, stray_cancel
 from telescope_core.environments.base import Environment
+from telescope_core.environments.building import class_location
 from telescope_core.playing.in_process import InProcessEnvironment
 from telescope_core.processes import frames
 from telescope_core.processes.frames import Connection, HostFrame, ProtocolError, Request
@@ -160,9 +162,11 @@ class Serving:
                 self.connection.send(frames.Reply(id=call.id, value=frames.as_raw(task.result())))
                 return
             except (TypeError, ValueError, OverflowError, ProtocolError) as unsendable:
-                error = EndpointError(f"the result cannot be sent to the host: {unsendable}")
-        kind = type(error).__name__
-        self.connection.send(frames.Failure(id=call.id, kind=kind, message=str(error)))
+                found = self._served.environment_class
+                where = f"{class_location(found)}: " if found is not None else ""
+                error = EnvironmentLoadError(f"{where}its result cannot be sent: {unsendable}")
+        kind, text = type(error).__name__, message_with_notes(error)
+        self.connection.send(frames.Failure(id=call.id, kind=kind, message=text))
 
     async def _answer(self, request: Request) -> object:
         with contained():

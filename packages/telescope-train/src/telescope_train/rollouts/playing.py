@@ -15,7 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from telescope_core.base.errors import EnvironmentProcessError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy, PolicySource
-from telescope_core.base.retries import ends_all, play_with_attempts, require_others
+from telescope_core.base.retries import (
+    as_failed,
+    ends_all,
+    failure_text,
+    play_with_attempts,
+    require_others,
+)
 from telescope_core.base.scoring_events import hearing_of_scoring
 from telescope_core.base.types import (
     Group,
@@ -340,17 +346,9 @@ class _Playing:
 
 def _unscored(group: Group, error: Exception) -> Group:
     """Return `group` with its scored rollouts as failed, because its group reward failed."""
-    name = type(error).__name__
+    text = failure_text(error)
     rollouts = (
-        replace(
-            rollout,
-            status=RolloutStatus.FAILED,
-            status_reason=name,
-            stop_reason=StopReason.ERROR,
-            error=f"{name}: {error}",
-            reward=None,
-            tags={**rollout.tags, "failed_in": "reward"},
-        )
+        replace(as_failed(rollout, text), tags={**rollout.tags, "failed_in": "reward"})
         if rollout.reward is not None
         else rollout
         for rollout in group.rollouts
