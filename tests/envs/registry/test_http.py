@@ -211,6 +211,28 @@ def test_redirects_are_followed_and_counted(host, cache):
         open_store(host.address, cache).read("config.json")
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"error": "acme is\\n suspended", "what_to_do": "ask \\u001b[2J"}', r"ask \u001b[2J"),
+        (b'{"error": "%s", "what_to_do": "ask"}' % (b"x" * 9000), "characters left out"),
+        (b'{"error": "%s", "what_to_do": "ask"}' % (b"x" * 90_000), "set the token"),
+        (b'{"error": 1, "what_to_do": "ask"}', "set the token"),
+        (b'{"error": "\xff", "what_to_do": "ask"}', "set the token"),
+        (b"[" * 9000, "set the token"),
+        (b"<html>", "set the token"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_shown_if_the_server_gives_one(host, cache, body, shown):
+    host.faults["/config.json"] = lambda handler: handler.answer(403, body)
+    with pytest.raises(RegistryError) as refusal:
+        open_store(host.address, cache, token="planted").read("config.json")
+    assert shown in str(refusal.value)
+    assert ("the token was not accepted" in str(refusal.value)) is (shown == "set the token")
+    assert len(str(refusal.value)) < 800
+    assert str(refusal.value).isprintable()
+
+
 def test_a_place_that_asks_for_a_token_says_how_to_give_one(host, cache):
     host.faults["/config.json"] = lambda handler: handler.answer(401)
     # "set the token" is the hint that the store was opened with.

@@ -24,7 +24,7 @@ def opened(hub, tmp_path) -> Registry:
     return Registry(open_http(place_at(hub.address, tmp_path / "cache")))
 
 
-def test_a_suspended_owner_publishes_nothing_and_its_tokens_are_refused(hub, acme):
+def test_a_suspended_owner_publishes_nothing_and_its_tokens_are_refused(hub, acme, tmp_path):
     etag = acme.get("status/acme/toy.json").headers["etag"]
     hub.store.suspend("acme", reason="stolen token", is_withheld=False)
     answers = [
@@ -36,6 +36,9 @@ def test_a_suspended_owner_publishes_nothing_and_its_tokens_are_refused(hub, acm
     for answer in answers:
         assert answer.status_code == 403
         assert "namespace 'acme' is suspended" in answer.json()["error"]
+    with pytest.raises(RegistryError, match="403: namespace 'acme' is suspended") as refusal:
+        open_http(place_at(hub.address, tmp_path / "cache", token=hub.token()))
+    assert str(refusal.value).endswith(answers[-1].json()["what_to_do"])
     with Sender(hub.address, hub.token(Scope.ADMIN)) as admin:
         assert admin.publish(publication_now()).status_code == 422, "nor does anybody else for it"
         yanked = admin.put(

@@ -25,9 +25,11 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx
+import msgspec
 
 from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import RegistryError
+from telescope_core.base.terminal import foreign
 from telescope_envs.registry.config import origin_of
 from telescope_envs.registry.credentials import Token
 from telescope_envs.registry.http_cache import CachedFile
@@ -91,6 +93,31 @@ def reach_of(host: str) -> Reach:
         if not number.is_global:
             nearest = Reach.NETWORK
     return nearest
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """The body of a refusal by a registry server."""
+
+    error: str
+    what_to_do: str
+
+
+_EXPLAINED = msgspec.json.Decoder(Explained)
+_MAX_EXPLAINED_BYTES = 16 * 1024
+_MOST_EXPLAINED_CHARACTERS = 500
+
+
+def explanation_in(body: bytes) -> Explained | None:
+    """Return the explanation in a refusal, on one line and safe to show; None if it has none."""
+    try:
+        said = _EXPLAINED.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    error, what_to_do = (
+        foreign(" ".join(text.split()), _MOST_EXPLAINED_CHARACTERS)
+        for text in (said.error, said.what_to_do)
+    )
+    return Explained(error=error, what_to_do=what_to_do)
 
 
 _MAX_REDIRECTS = 5
@@ -229,7 +256,7 @@ class Fetcher:
         if status == 304:
             return CachedFile(status=304)
         if status != 200:
-            raise RegistryError(self._refusal(url, status))
+            raise RegistryError(self._refusal(url, response))
         return CachedFile(
             status=200,
             body=_bounded_body(response, url, max_bytes),
@@ -237,16 +264,21 @@ class Fetcher:
             last_modified=_settled_time(response),
         )
 
-    def _refusal(self, url: str, status: int) -> str:
+    def _refusal(self, url: str, response: httpx.Response) -> str:
+        status = response.status_code
         if status == HTTPStatus.UNAVAILABLE_FOR_LEGAL_REASONS:
             return f"{url} is withheld by its host (451); ask the registry's maintainers why"
         if status not in (401, 403):
             return f"{url} answered {status}; expected 200 or 404: check the address"
         if origin_of(url) != self._origin:
             return f"{url} answered {status}; it is not on the registry's host, so it got no token"
+        said = explanation_in(_beginning(response))
+        if said is not None and status == HTTPStatus.FORBIDDEN:
+            return f"{url} answered {status}: {said.error}; {said.what_to_do}"
         if self._token is None:
             return f"{url} answered {status}: the registry requires a token; {self._login_hint}"
-        return f"{url} answered {status}: the token was not accepted; {self._login_hint}"
+        why = said.error if said is not None else "the token was not accepted"
+        return f"{url} answered {status}: {why}; {self._login_hint}"
 
     def _require_allowed(self, here: str, asked: str) -> None:
         try:
@@ -324,6 +356,17 @@ def _bounded_body(response: httpx.Response, url: str, max_bytes: int) -> bytes:
         if len(body) > max_bytes:
             raise RegistryError(too_long)
     return bytes(body)
+
+
+def _beginning(response: httpx.Response) -> bytes:
+    """Return the first bytes of a refusal; fewer if its host does not send them."""
+    body = bytearray()
+    with suppress(httpx.TransportError):
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > _MAX_EXPLAINED_BYTES:
+                break
+    return bytes(body[:_MAX_EXPLAINED_BYTES])
 
 
 def _settled_time(response: httpx.Response) -> str:

@@ -14,7 +14,6 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
 from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
@@ -27,7 +26,7 @@ from telescope_envs.records.reading import (
     parse_record,
 )
 from telescope_envs.records.release import RegistryConfig, Status
-from telescope_envs.registry.fetch import Fetcher, Patience, tls_context
+from telescope_envs.registry.fetch import Explained, Fetcher, Patience, explanation_in, tls_context
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
 from telescope_envs.registry.stores import Place, Store
 from telescope_envs.rules.admission import index_line
@@ -36,13 +35,6 @@ _STATUS_TRIES = 20
 _PAUSE_S = 0.02
 _TIMEOUT = httpx.Timeout(30.0, read=120.0)
 
-
-class _Error(msgspec.Struct):
-    error: str
-    what_to_do: str
-
-
-_ERROR = msgspec.json.Decoder(_Error)
 
 _ARTIFACT_TOTAL_S = 600.0
 _WORTH_TELLING_S = 60.0
@@ -217,13 +209,10 @@ class ServedStore(HttpStore):
             ) from error
 
     def _refused(self, response: httpx.Response) -> RegistryError:
-        try:
-            said = _ERROR.decode(response.content)
-        except msgspec.DecodeError:
-            said = _Error(
-                error=f"it answered {response.status_code} {response.reason_phrase}",
-                what_to_do="check the address",
-            )
+        said = explanation_in(response.content) or Explained(
+            error=f"it answered {response.status_code} {response.reason_phrase}",
+            what_to_do="check the address",
+        )
         is_login = response.status_code == HTTPStatus.UNAUTHORIZED
         advice = self._place.login_hint if is_login else said.what_to_do
         return RegistryError(f"registry {self.address}: {said.error}; {advice}")
@@ -232,9 +221,13 @@ class ServedStore(HttpStore):
 def open_http(place: Place) -> Store:
     """Open a static host, or a server if the registry's config.json names an API."""
     static = HttpStore(place)
-    found = static.read("config.json")
     where = f"{place.address.text}/config.json"
-    api = parse_record(RegistryConfig, found, where).api if found is not None else ""
+    try:
+        found = static.read("config.json")
+        api = parse_record(RegistryConfig, found, where).api if found is not None else ""
+    except RegistryError:
+        static.close()
+        raise
     if not api:
         return static
     static.close()
