@@ -1,11 +1,14 @@
 """The static level: what files and metadata give away without running anything."""
 
+import io
 import json
+import zipfile
 
 import pytest
-from tests.envs.projects import TOY, write_project
+from tests.envs.projects import TOY, toy_files, write_project
 
 from telescope_core.errors import ConfigError
+from telescope_envs.publish.build import normalise
 from telescope_envs.validation import (
     Level,
     Outcome,
@@ -154,6 +157,21 @@ def test_a_wheel_that_is_none_fails_and_says_so():
     assert found["static.wheel"] is Outcome.FAIL
     assert found["static.name"] is Outcome.NOT_RUN
     assert found["static.project"] is Outcome.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(("stated", "version"), [("v0.1.0", "0.1.0"), ("1.0.0-beta.1", "1.0.0b1")])
+def test_another_spelling_of_a_version_is_told_how_to_write_it(stated, version):
+    files = toy_files(version, owner="acme", name="toy", code=TOY)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text.replace(f"Version: {version}\n", f"Version: {stated}\n"))
+    wheel = normalise(packed.getvalue(), epoch=1577836800)
+    report = validate_wheel(wheel, f"telescope_env_acme_toy-{version}-py3-none-any.whl", STATIC)
+    found = {check.id: check for check in report.checks}
+    assert found["static.name"].outcome is Outcome.FAIL
+    assert f"{stated!r} must be written {version!r}" in found["static.name"].evidence[0].text
+    assert found["static.wheel"].outcome is not Outcome.FAIL
 
 
 def test_a_report_is_read_back_with_the_same_digest(toy_wheel):

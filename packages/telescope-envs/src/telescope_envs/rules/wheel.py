@@ -20,9 +20,10 @@ from unicodedata import normalize
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
 from telescope_core.base.errors import RegistryError
-from telescope_envs.records.names import ENTRY_POINT_GROUP
+from telescope_envs.records.names import ENTRY_POINT_GROUP, check_version
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.records.release import Release
 from telescope_envs.rules.archive import (
@@ -94,6 +95,10 @@ class WheelContents:
     metadata_sha256: str
     files: Mapping[str, bytes] = field(repr=False)
     """Path in the wheel -> content, of every file; these are installed."""
+
+
+class OddVersionError(RegistryError):
+    """The version of a wheel is valid, but spelled in another way than versions of releases are."""
 
 
 def read_wheel(data: bytes, filename: str) -> WheelContents:
@@ -322,8 +327,11 @@ def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> Wh
     raw = read_metadata(metadata)
     name = str(canonicalize_name(raw.get("name", "")))
     requires_dist = tuple(_requirement(text, name) for text in raw.get("requires_dist", []))
-    if (name, raw.get("version", "")) != (distribution, version):
-        raise WheelProblem(f"its METADATA is for {name} {raw.get('version', '')}; build it again")
+    stated = raw.get("version", "")
+    if (name, stated) != (distribution, version):
+        if name == distribution:
+            _require_spelling(stated, version)
+        raise WheelProblem(f"its METADATA is for {name} {stated}; build it again")
     return WheelContents(
         distribution=distribution,
         version=version,
@@ -339,6 +347,19 @@ def _contents(files: Mapping[str, bytes], distribution: str, version: str) -> Wh
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
         files=files,
     )
+
+
+def _require_spelling(stated: str, version: str) -> None:
+    """Raise OddVersionError if `stated` is another spelling of `version`, which building keeps."""
+    try:
+        is_same = Version(stated) == Version(version)
+    except InvalidVersion:
+        return
+    if is_same:
+        try:
+            check_version(stated)
+        except RegistryError as error:
+            raise OddVersionError(f"{error}; change it in pyproject.toml") from None
 
 
 def _requirement(text: str, distribution: str) -> str:

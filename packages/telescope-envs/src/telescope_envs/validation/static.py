@@ -30,7 +30,7 @@ from telescope_envs.records.names import (
     is_commit,
 )
 from telescope_envs.records.projects import read_datasets
-from telescope_envs.rules.wheel import read_wheel
+from telescope_envs.rules.wheel import OddVersionError, read_wheel
 from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Subject
 
@@ -132,6 +132,9 @@ def _with_contents(subject: Subject, findings: Findings) -> Subject:
         findings.found("static.wheel", f"{size} bytes, expected at most {_MAX_WHEEL_BYTES}")
     try:
         contents = read_wheel(subject.wheel, subject.wheel_name)
+    except OddVersionError as error:
+        findings.found("static.name", str(error))
+        return subject
     except RegistryError as error:
         findings.found("static.wheel", str(error))
         return subject
