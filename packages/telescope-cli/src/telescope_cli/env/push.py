@@ -1,6 +1,7 @@
 """`telescope env push`: publish a project."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,7 +72,8 @@ def push(
         _show(result)
     typer.echo(f"{result.release.id} {result.release.version}: {result.state} ({result.registry})")
     if result.state is PushState.PUBLISHED:
-        typer.echo(f"to install it, run: telescope env install {result.release.id}")
+        where = f" --registry {shlex.quote(registry)}" if registry else ""
+        typer.echo(f"to install it, run: telescope env install {result.release.id}{where}")
 
 
 def _ask(question: str) -> bool:
