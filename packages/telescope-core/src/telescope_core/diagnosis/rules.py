@@ -49,8 +49,9 @@ def _mismatch_grows(rule: Rule, history: History) -> Found:
         history,
         f"The distance between engine and trainer grew from {change.before:.2g} to "
         f"{change.after:.2g} nats.",
-        "Set fp32_lm_head, or use a correction (use_tis = true); if it began after a restart of a "
-        "server, compare the digests of its weights.",
+        "Set fp32_lm_head, or use a correction (use_tis, or seq_is_masking where the loss has a "
+        "ratio of its own); if it began after a restart of a server, compare the digests of its "
+        "weights.",
         "mismatch/mean",
     )
 
@@ -94,8 +95,8 @@ def _entropy_gone(rule: Rule, history: History) -> Found:
         history,
         f"The entropy of the policy fell from {change.before:.3g} to {change.after:.2g} nats: it "
         "writes the same answer each time, and groups stop teaching.",
-        "Lower learning_rate, raise clip_high (as DAPO does), set entropy_coef, or use more varied "
-        "examples.",
+        'Lower learning_rate, set entropy_coef, use algorithm = "dapo", whose clip leaves more '
+        "room upwards (clip_high, with use_ppo_clip), or use more varied examples.",
         "entropy",
     )
 
@@ -135,8 +136,8 @@ def _length_grows(rule: Rule, history: History) -> Found:
         history,
         f"Answers grew from {length.before:.0f} to {length.after:.0f} tokens, and the reward did "
         "not rise.",
-        "Look for padding or repetition in the longest answers; overlong_buffer_tokens makes long "
-        "ones cost something.",
+        "Look for padding or repetition in the longest answers; overlong_penalty_factor makes "
+        "those cost something that come within overlong_buffer_tokens of max_tokens.",
         "completion_len/mean",
         "task_reward/mean",
     )
@@ -272,7 +273,7 @@ def _evals_missing(rule: Rule, history: History) -> Found:
             Stretch(first, history.last_step, False),
             f"{total:g} evals were skipped or failed, so that the curve has holes.",
             "eval_points.jsonl has the reason of each; eval_num_servers gives evals servers of "
-            "their own.",
+            "their own, out of inference_num_workers.",
             "eval/missing",
         )
 
@@ -512,8 +513,9 @@ RULES: tuple[Rule, ...] = (
     Rule("entropy explodes", Kind.UNHEALTHY, "Is its text still one?", _entropy_explodes),
     Rule("truncation", Kind.UNHEALTHY, "Do answers end by themselves?").in_a_row(
         "{recent:.0%} of the rollouts were cut by max_tokens before they ended.",
-        "Raise max_tokens, ask for shorter answers in the prompt, or set overlong_buffer_tokens; "
-        "an answer that is cut mostly gets the lowest reward, whatever it would have said.",
+        "Raise max_tokens, ask for shorter answers in the prompt, or set overlong_penalty_factor "
+        "(with overlong_buffer_tokens below max_tokens); an answer that is cut mostly gets the "
+        "lowest reward, whatever it would have said.",
         "truncated/fraction",
         "completion_len/mean",
         holds=lambda share: share > 0.5,
@@ -522,7 +524,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("out of context", Kind.UNHEALTHY, "Do conversations fit?").in_a_row(
         "More than a quarter of the rollouts reached the end of the model's context.",
-        "Raise max_model_len or seq_len, lower the number of turns, or shorten what tools return.",
+        "Raise seq_len (and max_model_len, if it is set), lower the number of turns, or shorten "
+        "what tools return.",
         "rollouts/out_of_context",
         holds=lambda share: share > 0.25,
         of="rollouts/total",
@@ -555,7 +558,8 @@ RULES: tuple[Rule, ...] = (
         "If it began from one step to the next, the engine and the trainer do not speak of the "
         "same tokens, weights or temperature any more: mismatch/mean shows how far they are "
         "apart. If it came slowly, lower max_async_rollout, learning_rate or "
-        "number_of_minibatches, or set use_tis = true.",
+        "number_of_minibatches, or set use_tis (seq_is_masking where the loss has a ratio of its "
+        "own).",
         "effective_sample_size",
         "importance_weight/max",
         holds=lambda share: share < 0.5,
@@ -651,7 +655,7 @@ RULES: tuple[Rule, ...] = (
         "Sending weights took more than a quarter of each step.",
         "See weight_transport: nccl or ipc beat disk and gloo; with use_lora only the adapter "
         "is sent; evals on shared servers wait here, too (eval_num_servers gives them their "
-        "own).",
+        "own, out of inference_num_workers).",
         "time/sync_s",
         holds=lambda share: share > 0.25,
         least=5,
@@ -677,8 +681,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("uneven ranks", Kind.SLOW, "Do ranks have equal work?").in_a_row(
         "A step takes over 1.3 times as long as if all ranks had equal work.",
-        "Raise the number of groups of a batch, use fewer ranks, or set "
-        "fsdp_context_parallel_size for few long samples.",
+        "Raise the number of groups of a batch (prompts_batch_size_for_trainer), use fewer ranks, "
+        "or, for few long samples, set fsdp_context_parallel_size, of which trainer_num_workers "
+        "must be a multiple.",
         "pack/flops_imbalance",
         holds=lambda times: times > 1.3,
         least=5,
