@@ -46,7 +46,7 @@ ray_kwargs: ray_init.num_cpus timeline_json_file
 AREAL = """
 : experiment_name trial_name seed enable_offload total_train_epochs tokenizer_path allocation_mode
 cluster: n_nodes n_gpus_per_node fileroot name_resolve.type
-scheduler: type
+scheduler: type endpoint deploy_mode
 rollout: experiment_name max_concurrent_rollouts queue_size consumer_batch_size
     max_head_offpolicyness enable_rollout_tracing scheduling_spec fileroot dump_to_file
 gconfig: n_samples min_new_tokens max_new_tokens greedy temperature
@@ -111,7 +111,8 @@ loss_fn: reference_policy_kl_penalty ratio_clip_min ratio_clip_max ratio_clip_c
     use_on_policy_kl_approximation use_importance_sampling_correction
     sequence_level_importance_ratios token_level_loss
 checkpointing: enabled checkpoint_dir metric_name keep_top_k save_period
-policy: model_name tokenizer.name train_global_batch_size train_micro_batch_size
+policy: model_name tokenizer.name tokenizer.chat_template scheduler.milestones
+    train_global_batch_size train_micro_batch_size
     generation_batch_size logprob_batch_size max_total_sequence_length precision logprob_chunk_size
     dtensor_cfg.enabled dtensor_cfg.tensor_parallel_size megatron_cfg.enabled
     megatron_cfg.activation_checkpointing megatron_cfg.tensor_model_parallel_size
@@ -136,7 +137,7 @@ PRIME_RL = """
 model: name
 wandb: project name
 trainer.optim: lr weight_decay betas1 betas2 type
-trainer.scheduler: type
+trainer.scheduler: type warmup_steps decay_steps min_lr
 trainer.model: seq_len attn impl optim_cpu_offload lora.rank lora.alpha lora.dropout
     lora.target_modules
 trainer.loss: type kl_tau

@@ -52,6 +52,17 @@ ANSWERS = {
     "critic.optim.lr": "there is no value model",
     "data.train_batch_size": "rollout.prompts_batch_size_for_trainer",
     "data.image_key": "[[environments]]",
+    "trainer.scheduler.warmup_steps": "set it in [trainer]",
+    "trainer.scheduler.decay_steps": "warmup_steps",
+    "trainer.scheduler.type": "trainer.lr_scheduler",
+    "policy.scheduler.milestones": "warmup_steps",
+    "policy.megatron_cfg.scheduler.lr_decay_iters": "min_lr_ratio",
+    "policy.tokenizer.chat_template": "model.chat_template",
+    "policy.tokenizer.name": "in the folder of the model",
+    "policy.dtensor_cfg.tensor_parallel_size": "megatron.megatron_tensor_parallel_size",
+    "trainer.model.impl": "transformers",
+    "scheduler.deploy_mode": "[ray]",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size": "trainer_num_workers / fsdp_size",
 }
 """Name as it is written elsewhere -> what the answer to it, alone, must say."""
 

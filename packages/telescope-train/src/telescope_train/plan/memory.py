@@ -102,7 +102,7 @@ def server_memory(
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
     sequences = min(
         config.inference.max_num_seqs,
-        config.scheduling.max_concurrent_prompts_per_server * config.rollout.group_size,
+        config.scheduling.max_concurrent_prompts_per_server * config.largest_group,
     )
     kv_bytes = facts.kv_values_per_token * compute
     return MemoryPlan(
