@@ -38,7 +38,12 @@ class Echo(SingleTurnEnvironment):
 
 
 class Loud(Echo):
-    """Say it again, as another environment."""
+    """Say it again, as another environment, which prints."""
+
+    @reward
+    def correct(self, rollout, example):
+        print("graded")
+        return super().correct(rollout, example)
 
 
 class Sevens(Echo):

@@ -41,10 +41,12 @@ def test_eval_prints_a_table_and_writes_results(endpoint, place, capsys):
 
 
 @pytest.mark.slow
-def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, capsys):
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, isolation, capsys):
     url, _ = endpoint
     code = telescope(
-        *("echo_env:Echo", "--base-url", url, "--examples", 3, "--rollouts", 1, "--json"),
+        *("echo_env:Loud", "--base-url", url, "--examples", 3, "--rollouts", 1, "--json"),
+        *("--env-isolation", isolation),
         *("--env.size", 3, "--env.style=loud", "--env.words", '["a"]'),
         *("--env.inner.depth", 2),
     )
@@ -52,6 +54,7 @@ def test_json_is_alone_on_stdout_and_env_flags_reach_the_environment(endpoint, c
     assert code == 0
     assert json.loads(captured.out)["num_scored"] == 3
     assert "3/3 rollouts" in captured.err
+    assert ("graded" in captured.err) is (isolation == "none")
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ class Judged(Mended):
 
 class Others(Mended):
     def examples(self, split):
+        print("printed beside the JSON")
         return [one for one in super().examples(split) if not one.id.endswith("-0")]
 
 

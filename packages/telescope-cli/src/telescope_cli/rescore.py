@@ -26,6 +26,7 @@ from telescope_cli.eval.command import (
 from telescope_cli.eval.flags import unparsed
 from telescope_cli.eval.play import recorded
 from telescope_cli.eval.view import AsJsonOption, print_unreadable, tell
+from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import progress_of
 from telescope_cli.rescore_view import print_rescored
 from telescope_cli.watch import find_run
@@ -181,7 +182,7 @@ def rescore_command(
             split=saved.split,
         ),
     )
-    with ExitStack() as recording, contained():
+    with prints_kept_off(as_json), ExitStack() as recording, contained():
         outcome = run(_grade(request, output, recording))
     rescored = outcome.rescored
     code = changes(saved.record, request.record) if saved.record is not None else []

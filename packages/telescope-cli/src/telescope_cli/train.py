@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from telescope_cli.output import prints_kept_off
 from telescope_cli.run_report import write_run_report
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
@@ -92,15 +93,17 @@ def train_command(
         config = load_train_config(files, flags)
     else:
         config = load_fork(RunFolder.open(find_run(fork)), at, files, flags)
-    prepared = prepare(config)
-    if dry_run:
-        plan = make_plan(prepared)
+    with prints_kept_off(as_json):
+        prepared = prepare(config)
+        plan = make_plan(prepared) if dry_run else None
+    if plan is not None:
         typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
         raise typer.Exit(ConfigError.exit_code if plan.problems else 0)
     prepared.require_sound()
     from telescope_train.run import run_training
 
-    summary = run_training(prepared)
+    with prints_kept_off(as_json):
+        summary = run_training(prepared)
     write_run_report(RunFolder(Path(summary["report"]).parent))
     if as_json:
         typer.echo(json.dumps(summary, indent=2))

@@ -30,6 +30,7 @@ from telescope_cli.eval.view import (
     print_result,
     result_cells,
 )
+from telescope_cli.output import prints_kept_off
 from telescope_core.base.errors import ConfigError, TooManyFailedError
 from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
@@ -251,7 +252,8 @@ def eval_command(
         )
         for one, name in product(models or [None], names)
     ]
-    outcomes = evaluate(checked(requests), output=output, resume=resume)
+    with prints_kept_off(as_json):
+        outcomes = evaluate(checked(requests), output=output, resume=resume)
     _show_outcomes(outcomes, as_json=as_json)
     _require_enough(outcomes, max_failed=max_failed)
 
