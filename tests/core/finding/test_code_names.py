@@ -106,6 +106,9 @@ async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> Non
         ("./raises.py:Maze", ["'raises:Maze'", "raises.py, line 3", "planned"]),
         ("./lacks.py:Maze", ["lacks.py, line 2: ", "'nothere'"]),
         ("mazes.py:Maze", ["mazes.py: no such file"]),
+        ("./json.py:Maze", ["another json before", "json/__init__.py", "rename it"]),
+        ("./time.py:Maze", ["another time before", "a part of Python", "rename it"]),
+        ("./asyncio/maze.py:Maze", ["another asyncio before", "asyncio/__init__.py", "rename it"]),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, facts) -> None:
@@ -114,10 +117,26 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(folder, name, facts) -
     (folder / "broken.py").write_text("x = 1\nclass Maze(:\n")
     (folder / "a-maze.py").write_text("class Maze: pass\n")
     (folder / "raises.py").write_text("class Maze: pass\n\nraise ValueError('planned')\n")
+    (folder / "asyncio").mkdir()
+    for own in ("json.py", "time.py", "asyncio/__init__.py", "asyncio/maze.py"):
+        (folder / own).write_text("class Maze: pass\n")
     (folder / "lacks.py").write_text("class Maze: pass\nimport nothere\n")
     with pytest.raises(EnvironmentLoadError) as refused:
         load_located(locate_environment(name))
     assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Maze: pass\n".encode("utf-8-sig"),
+        "# coding: latin-1\nclass Maze: '\xe9'\n".encode("latin-1"),
+    ],
+    ids=["byte order mark", "declared encoding"],
+)
+def test_a_file_is_read_as_python_reads_it(folder, code) -> None:
+    (folder / "maze.py").write_bytes(code)
+    assert locate_environment("./maze.py:Maze").factory == "maze:Maze"
 
 
 def test_which_names_are_code() -> None:

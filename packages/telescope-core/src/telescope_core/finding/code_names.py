@@ -66,7 +66,7 @@ def location_of_file(name: str) -> EnvironmentLocation:
 def _classes_of(path: Path) -> list[str]:
     """Return the names of the top-level classes in a file, without running it."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         raise EnvironmentLoadError(f"{path}, line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError) as error:

@@ -85,9 +85,7 @@ def _adapted_here(name: str) -> EnvironmentLocation | None:
 def load_located(location: EnvironmentLocation) -> type[Environment]:
     """Import a class that this interpreter can import, from its own folders first."""
     use_search_path(location.search_path)
-    found = load_environment_class(location.factory)
-    _require_from(found, location)
-    return found
+    return load_environment_class(location.factory, folders=location.search_path)
 
 
 def use_search_path(folders: Sequence[str]) -> None:
@@ -95,15 +93,18 @@ def use_search_path(folders: Sequence[str]) -> None:
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
-def _require_from(found: type[Environment], location: EnvironmentLocation) -> None:
-    """Raise if this process had already imported the same module from another place."""
-    file = getattr(sys.modules[found.__module__], "__file__", None) or ""
-    folders = location.search_path
-    if folders and not any(Path(file).is_relative_to(folder) for folder in folders):
-        raise EnvironmentLoadError(
-            f"{location.id} is in {folders[0]}, but this process has imported {file} before; "
-            "use one of the two in a process"
-        )
+def _require_from(module_name: str, folders: Sequence[str]) -> None:
+    """Raise if this process had already imported the module, or its package, from another place."""
+    for name in (module_name.partition(".")[0], module_name):
+        module = sys.modules.get(name)
+        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        is_inside = any(Path(one).is_relative_to(folder) for one in places for folder in folders)
+        if module is not None and folders and not is_inside:
+            raise EnvironmentLoadError(
+                f"{module_name} is in {folders[0]}, but this process has imported another {name} "
+                f"before, {places[0] or 'which is a part of Python'}; rename it, or use one of the "
+                "two in a process"
+            )
 
 
 def _what_is_missing(module_name: str, error: ImportError) -> str:
@@ -133,13 +134,17 @@ def _where_raised(error: Exception) -> str:
     return f"{last.filename}, line {last.lineno}"
 
 
-def load_environment_class(factory: str) -> type[Environment]:
-    """Import `module:Class`; raises EnvironmentLoadError with the reason if it cannot be used."""
+def load_environment_class(factory: str, *, folders: Sequence[str] = ()) -> type[Environment]:
+    """Import `module:Class`; raises EnvironmentLoadError with the reason if it cannot be used.
+
+    `folders`: the folders that hold the module; empty = wherever it is found.
+    """
     module_name, _, class_name = factory.partition(":")
     try:
         with contained():
             module = importlib.import_module(module_name)
     except ImportError as error:
+        _require_from(module_name, folders)
         raise EnvironmentLoadError(
             f"cannot import environment {factory!r}: {_what_is_missing(module_name, error)}"
         ) from error
@@ -150,13 +155,14 @@ def load_environment_class(factory: str) -> type[Environment]:
             f"cannot import environment {factory!r}: {_where_raised(error)}: "
             f"{type(error).__name__}: {error}"
         ) from error
+    _require_from(module_name, folders)
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Environment)):
         classes = [name for name, member in vars(module).items() if isinstance(member, type)]
         meant = nearest(class_name, classes)
         advice = f"; did you mean {' or '.join(meant)}?" if meant else ""
         raise EnvironmentLoadError(
-            f"{factory!r} is not an Environment class; expected `module:Class`, got {found!r}"
-            f"{advice}"
+            f"{factory!r} is not an Environment class; expected `module:Class`, got {found!r} in "
+            f"{getattr(module, '__file__', None) or module_name}{advice}"
         )
     return found

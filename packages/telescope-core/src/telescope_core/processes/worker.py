@@ -203,7 +203,7 @@ def _served(options: argparse.Namespace) -> Served:
     factory = str(options.factory)
     identity = Identity(name=name, version=options.version or version_of(factory))
     try:
-        found = load_environment_class(factory)
+        found = load_environment_class(factory, folders=options.first_path)
     except TelescopeError as error:
         if options.listen is not None:
             raise
