@@ -1,5 +1,7 @@
 """Mistakes of new authors in a class: each is one message with its cause, place and remedy."""
 
+from functools import cached_property
+
 import pytest
 from tests.core.one_rollout import One
 
@@ -82,6 +84,13 @@ AT_DEFINITION = [
     ({"splits": lambda self: 1, "opening": waits}, "must be a plain method", HERE),
     ({"close": lambda self: None}, "must be async def, because it is awaited", HERE),
     ({"score": lambda self, r, x, e: r}, "must be async def, because it is awaited", HERE),
+    ({"right": staticmethod(reward(says()))}, "@staticmethod above @reward hides it", HERE),
+    ({"right": property(reward(says()))}, "@property above @reward hides it", HERE),
+    ({"right": cached_property(metric(says()))}, "@cached_property above @metric hides", HERE),
+    ({"end": classmethod(method(stop))}, "@classmethod above @stop hides it", HERE),
+    ({"begin": staticmethod(method(setup))}, "@staticmethod above @setup hides it", HERE),
+    ({"end": staticmethod(method(cleanup))}, "@staticmethod above @cleanup hides it", HERE),
+    ({"look": staticmethod(tool(looks_up))}, "@staticmethod above @tool hides it", HERE),
 ]
 
 
@@ -91,6 +100,41 @@ def test_a_class_with_a_mistake_is_refused_where_it_is_defined(body, said, also)
         type("Broken", (ToolEnvironment,), {"__module__": __name__, **body})
     assert said in str(refused.value)
     assert also in str(refused.value)
+
+
+class Marked(ToolEnvironment):
+    right = reward(weight=0.5)(says())
+    size = metric(low=0)(says())
+    begin = method(setup)
+    look = tool(looks_up)
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "said"),
+    [
+        ("right", says(), "write @reward(weight=0.5) above it, or right = None"),
+        ("right", property(says()), "write @reward(weight=0.5)"),
+        ("size", says(), "write @metric above it"),
+        ("begin", says(), "write @setup above it"),
+        ("look", says(), "write @tool above it"),
+    ],
+)
+def test_a_marked_method_is_replaced_by_a_marked_one_or_by_none(name, member, said):
+    for bases in ((Marked,), (type("Mixin", (), {name: member}), Marked)):
+        body = {name: member} if len(bases) == 1 else {}
+        with pytest.raises(EnvironmentLoadError) as refused:
+            type("Changed", bases, body)
+        assert said in str(refused.value)
+        assert f"{HERE}:" in str(refused.value)
+    without = type("Without", (Marked,), {name: None})
+    counted = [one.name for one in (*without.score_functions, *without.hooks)]
+    assert name not in counted
+    assert len(counted) == (3 if name == "look" else 2)
+
+
+def test_a_tool_needs_an_environment_with_tools():
+    with pytest.raises(EnvironmentLoadError, match=r"tool looks_up.*\(ToolEnvironment\)"):
+        type("Untooled", (MultiTurnEnvironment,), {"look": tool(looks_up)})
 
 
 @pytest.mark.parametrize(

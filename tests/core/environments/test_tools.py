@@ -413,10 +413,9 @@ def test_a_time_limit_of_nothing_is_refused():
         tool(timeout_s=0)
 
 
-def test_an_override_without_the_decorator_is_no_tool():
+def test_an_inherited_tool_is_taken_away():
     class Quiet(Calculator):
-        def remember(self, text: str, episode: Episode) -> str:
-            return ""
+        remember = None
 
     assert "remember" not in [one.name for one in Quiet().function_tools()]
 

@@ -129,9 +129,8 @@ def check_names(owner: type, *, where: str) -> None:
         if name not in own:
             continue
         function = getattr(value, "__func__", value)
-        marks = _marks(function)
-        if marks and not _marks(own[name]):
-            kind = getattr(getattr(function, marks.pop()), "kind", "tool")
+        if _marks(function) and not _marks(own[name]):
+            kind = _kind_of(function)
             raise EnvironmentLoadError(
                 f"{kind} {location_of(function)}: Telescope's own {name!r} would be replaced by "
                 f"it; give it another name, such as {name}_{kind}"
@@ -149,6 +148,11 @@ def check_names(owner: type, *, where: str) -> None:
 def _marks(function: object) -> set[str]:
     """Return the names of the decorators that have marked a method."""
     return _MARKS & set(getattr(function, "__dict__", ()))
+
+
+def _kind_of(marked: object) -> str:
+    """Return the name of the decorator that has marked a method, such as `reward`."""
+    return getattr(getattr(marked, min(_marks(marked))), "kind", "tool")
 
 
 def _own_members(owner: type) -> dict[str, object]:
@@ -199,12 +203,49 @@ def check_class(
     require_own_secrets(secrets, class_location(cls))
     check_names(cls, where=class_location(cls))
     check_values(cls, known=known, where=class_location(cls))
+    _check_marks(cls)
     _check_methods(cls)
     for score in scores:
         _check_score(cls, score)
     for hook in hooks:
         _check_hook(getattr(cls, hook.name), hook)
     _check_attributes(cls, known)
+
+
+def _check_marks(cls: type) -> None:
+    """Refuse a marked method that would not count: hidden, replaced, or a tool without a caller."""
+    found: dict[str, object] = {}
+    for owner in reversed(cls.__mro__):
+        for name, member in vars(owner).items():
+            inner = next((getattr(member, one) for one in _INNER if hasattr(member, one)), member)
+            if _marks(member):
+                found[name] = member
+            elif _marks(inner):
+                kind = _kind_of(inner)
+                raise EnvironmentLoadError(
+                    f"{kind} {location_of(inner)}: @{type(member).__name__} above @{kind} hides "
+                    "it, so that it would not count; remove that, and let the method take self"
+                )
+            elif name in found and (callable(member) or hasattr(member, "__get__")):
+                kind = _kind_of(found[name])
+                weight = getattr(getattr(found[name], min(_marks(found[name]))), "weight", 1.0)
+                mark = f"@{kind}" if kind == "metric" or weight == 1 else f"@{kind}({weight=:g})"
+                raise EnvironmentLoadError(
+                    f"{location_of(inner)} replaces the {kind} {location_of(found[name])} and is "
+                    f"not marked itself; write {mark} above it, or {name} = None to do without"
+                )
+            else:
+                found.pop(name, None)
+    for one in found.values():
+        if _kind_of(one) == "tool" and not hasattr(cls, "function_tools"):
+            raise EnvironmentLoadError(
+                f"tool {location_of(one)}: {class_location(cls)} has no tools, so that nothing "
+                f"would call it; write: class {cls.__name__}(ToolEnvironment)"
+            )
+
+
+_INNER = ("__func__", "fget", "func")
+"""Attributes in which a static method, a property and a cached one keep the function in them."""
 
 
 def class_location(cls: type) -> str:
