@@ -126,3 +126,17 @@ def test_a_copy_in_the_cache_is_used_where_the_hub_cannot_be_asked(
     assert look_on_hub(Kind.MODEL, "someone/model") == folder
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         look_on_hub(Kind.MODEL, "someone/other")
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "tokenizer*"])
+def test_a_folder_that_lacks_its_tokenizer_is_told_so_and_nothing_about_the_hub(
+    missing, tiny, tmp_path, monkeypatch
+):
+    folder = saved(tiny, tmp_path / "model")
+    for file in folder.glob(missing):
+        file.unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (problem,), _ = look_at_model(ModelSection(model=str(folder)), dtype="float32")
+    assert "has no tokenizer.json in its folder; copy it" in problem
+    assert "one of:)" not in problem
+    assert "HF_HUB_OFFLINE" not in problem

@@ -396,3 +396,13 @@ def test_thinking_that_is_written_otherwise_behind_a_result_is_refused_with_tool
         assert renderer.refusal(Use.THINKING) is None
         reason = renderer.refusal(Use.CALLS)
         assert reason is None if name == "alike" else "<ponder>" in reason
+
+
+def test_a_template_with_a_syntax_error_is_told_as_that_with_its_line():
+    model = replace(
+        BY_NAME["Qwen2.5"], name="broken", text="{# ok #}\n{% for m in messages %}{{ m }}"
+    )
+    with pytest.raises(ConfigError) as refused:
+        probe_template(model.renderer())
+    assert "syntax error in line 2, '{% for m in messages" in str(refused.value)
+    assert "environment" not in str(refused.value)

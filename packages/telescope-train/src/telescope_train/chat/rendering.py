@@ -11,6 +11,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from jinja2 import TemplateSyntaxError
+
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Message, ToolCall, Tools
 from telescope_train.chat.formats import ParsedReply, ReplyFormat, choose_format
@@ -72,6 +74,13 @@ class Rendering:
         """Return the template's text for `messages`; raises ConfigError if it refuses them."""
         try:
             return self._apply(messages, tools, add_generation_prompt)
+        except TemplateSyntaxError as error:
+            line = dict(enumerate((error.source or "").splitlines(), 1)).get(error.lineno, "")
+            raise ConfigError(
+                f"the model's chat template has a syntax error in line {error.lineno}"
+                f"{f', {line.strip()!r:.80}' if line else ''}: {error.message}; correct it, or set "
+                "chat_template to another template"
+            ) from None
         except REFUSALS as error:
             # A policy may write call arguments that are not JSON. They are shown as they are, but
             # some templates go through the keys of the arguments and need an object. If that is

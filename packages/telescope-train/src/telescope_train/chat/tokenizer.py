@@ -5,6 +5,7 @@ Importing it imports no transformers, which takes seconds: a simulated run needs
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from telescope_core.base.errors import ConfigError
@@ -61,8 +62,23 @@ def bare_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
 
     location = locate_model(settings.model)
     trust = settings.trust_remote_code
-    with problems_of(f"the tokenizer of model {settings.model!r}"):
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust)
+    folder = Path(location)
+    is_lacking = folder.is_dir() and not (folder / "tokenizer.json").is_file()
+    lacking = (
+        f"model {settings.model!r} has no tokenizer.json in its folder; copy it, with "
+        "tokenizer_config.json, from the model that this one was made from"
+    )
+    try:
+        with problems_of(f"the tokenizer of model {settings.model!r}", location=location):
+            tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=trust)
+    except ConfigError as error:
+        if is_lacking:
+            raise ConfigError(f"{lacking} ({error})") from error
+        raise
+    files = tokenizer.vocab_files_names.values()
+    if is_lacking and files and not any((folder / name).is_file() for name in files):
+        raise ConfigError(lacking)  # transformers made one without a vocabulary
+    return tokenizer
 
 
 def require_marks(tokenizer: "PreTrainedTokenizerBase", chat_template: str) -> None:
@@ -89,7 +105,7 @@ def load_stop_ids(settings: ModelSettings) -> tuple[int, ...]:
     configs: list[object] = []
     with suppress(OSError):  # a model need not have a generation config
         configs.append(GenerationConfig.from_pretrained(location))
-    with problems_of(f"model {settings.model!r}"):
+    with problems_of(f"model {settings.model!r}", location=location):
         configs.append(AutoConfig.from_pretrained(location, trust_remote_code=trust))
     return _stop_ids(configs)
 

@@ -64,7 +64,7 @@ def prepare_model(
     safetensors, other names), the model is loaded whole, without `files`.
     """
     source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code)
-    with problems_of(f"model {name!r}"):
+    with problems_of(f"model {name!r}", location=source.location):
         empty = None if trust_remote_code else _empty(source, dtype)
     if empty is not None:
         return empty
@@ -78,7 +78,7 @@ def has_experts(model: PreTrainedModel) -> bool:
 
 
 def _whole(source: ModelSource, dtype: str, trust_remote_code: bool) -> LoadedModel:
-    with problems_of(f"model {source.name!r}"), no_progress_bars():
+    with problems_of(f"model {source.name!r}", location=source.location), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=source.config,

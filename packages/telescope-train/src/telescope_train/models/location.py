@@ -1,6 +1,5 @@
 """Resolve a model name: a folder on this machine, or an id on the Hugging Face Hub."""
 
-import os
 from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, nearest
@@ -100,7 +99,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error, and whether downloads are turned off."""
-    text = str(error).strip().splitlines()
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
-    return f"{text[0] if text else type(error).__name__}{offline}"
+    """Return the first line of a library's error; all of them if the first only announces more."""
+    lines = str(error).split("\n")
+    text = " ".join(str(error).split()) if lines[0].rstrip().endswith(":") else lines[0].strip()
+    return text or type(error).__name__

@@ -5,6 +5,7 @@ stays fast.
 """
 
 import copy
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def read_source(
     from transformers import AutoConfig
 
     location = location or locate_model(name)
-    with problems_of(f"model {name!r}"):
+    with problems_of(f"model {name!r}", location=location):
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
         _require_trainable(name, config)
         files = _files_of(name, location, config, downloads=downloads)
@@ -77,7 +78,7 @@ def trained_config(
     from transformers import AutoConfig
 
     location = locate_model(name)
-    with problems_of(f"model {name!r}"):
+    with problems_of(f"model {name!r}", location=location):
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
     if not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return config
@@ -93,7 +94,7 @@ def served_source(name: str) -> ModelSource | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     location = locate_model(name)
-    with problems_of(f"model {name!r}"):
+    with problems_of(f"model {name!r}", location=location):
         try:
             config = AutoConfig.from_pretrained(location)
         except (ValueError, KeyError):
@@ -159,14 +160,19 @@ def require_tensors(source: ModelSource, names: Iterable[str]) -> WeightFiles:
 
 
 @contextmanager
-def problems_of(what: str) -> Iterator[None]:
-    """Raise any error of a library inside the block as a ConfigError that names `what`."""
+def problems_of(what: str, *, location: str) -> Iterator[None]:
+    """Raise any error of a library inside the block as a ConfigError that names `what`.
+
+    `location`: the folder or Hub id that is read; only the second needs the Hub.
+    """
     try:
         yield
     except TelescopeError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} cannot be loaded: {first_line(error)}") from error
+        is_offline = os.environ.get("HF_HUB_OFFLINE") == "1" and not Path(location).is_dir()
+        offline = " (HF_HUB_OFFLINE is set)" if is_offline else ""
+        raise ConfigError(f"{what} cannot be loaded: {first_line(error)}{offline}") from error
 
 
 def _require_trainable(name: str, config: "PreTrainedConfig") -> None:
