@@ -134,9 +134,18 @@ async def test_refusals_are_shown_without_passwords_keys_and_controls():
     assert "wrong key" in str(refused.value)
 
 
-async def test_a_redirect_is_named_and_not_followed():
-    async with serving(answer(307, b"", Location="http://elsewhere/v1")) as (server, ask):
-        with pytest.raises(EndpointError, match="moved to http://elsewhere/v1"):
+@pytest.mark.parametrize(
+    ("location", "base"),
+    [
+        ("http://elsewhere/v1", "http://elsewhere/v1"),
+        ("http://elsewhere/v1/chat/completions", "http://elsewhere/v1"),
+        ("https://elsewhere/v1/models?page=1", "https://elsewhere/v1"),
+        ("/v2/chat/completions", r"http://127.0.0.1:\d+/v2"),
+    ],
+)
+async def test_a_redirect_is_named_as_a_base_url_and_not_followed(location, base):
+    async with serving(answer(307, b"", Location=location)) as (server, ask):
+        with pytest.raises(EndpointError, match=f"has moved: use {base} as the base URL"):
             await ask()
     assert len(server.heads) == 1
 

@@ -45,6 +45,19 @@ def escape(kind):
     raise made
 
 
+class InterruptsReward(One):
+    @reward
+    def right(self):
+        raise KeyboardInterrupt
+
+
+async def test_an_interrupt_that_code_in_a_thread_raises_is_its_own():
+    """One from the keyboard is raised in the main thread alone."""
+    rollout = await play(InterruptsReward())
+    assert rollout.status_reason == "CodeExitError"
+    assert "KeyboardInterrupt() was raised (" in rollout.error
+
+
 class InReward(One):
     kind = "exit"
 

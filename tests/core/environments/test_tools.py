@@ -174,6 +174,9 @@ async def test_tags_are_the_default_and_the_tools_stand_in_the_prompt():
     assert rollout.metrics["tool_calls"] == 2
 
 
+WRONG = "error: wrong arguments for add"
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "kind", "message"),
     [
@@ -181,6 +184,7 @@ async def test_tags_are_the_default_and_the_tools_stand_in_the_prompt():
         ("", "{}", "malformed", "error: a call must be a JSON object"),
         ("add", '{"b": 3}', "bad_arguments", "error: wrong arguments for add, which takes a, b: a"),
         ("add", '{"a": 1, "c": 3}', "bad_arguments", "error: wrong arguments for add"),
+        ("add", '{"a": true, "b": 3}', "bad_arguments", f"{WRONG}, which takes a, b: a: Value e"),
         ("add", "not json", "bad_arguments", "error: wrong arguments for add"),
         ("look_up", '{"title": "nothing"}', "refused", "error: there is nothing of that title"),
         ("divide", '{"a": 1, "b": 0}', "raised", "error: ZeroDivisionError: float division"),

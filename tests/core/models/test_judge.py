@@ -137,8 +137,15 @@ async def test_a_verdict_is_a_reward_and_what_it_cost_is_counted(monkeypatch):
     assert "1 when it is vivid." in asked["messages"][0]["content"]
 
 
-async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
-    async with serving(["Great!", '{"score": 7}', GOOD]) as endpoint:
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ('{"score": 7}', "score: Input should be less than or equal to 1, got 7"),
+        ('{"score": true}', "true and false are not, got True"),
+    ],
+)
+async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong(verdict, said):
+    async with serving(["Great!", verdict, GOOD]) as endpoint:
         client = essay(endpoint.url)
         rollout = await play(client)
         await client.close()
@@ -146,7 +153,7 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong():
     assert rollout.metrics["judge/calls"] == 3
     again = endpoint.requests[2]["messages"]
     assert [message["role"] for message in again] == ["system", "user", "assistant", "user"]
-    assert "score: Input should be less than or equal to 1, got 7" in again[3]["content"]
+    assert said in again[3]["content"]
 
 
 async def test_a_judge_that_refuses_every_request_is_told_apart():

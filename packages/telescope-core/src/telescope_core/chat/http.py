@@ -7,6 +7,7 @@ used up. Any other refusal raises EndpointError at once. docs/design explains th
 
 import asyncio
 import random
+import re
 import time
 from base64 import b64encode
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from telescope_core.base.addresses import is_loopback
@@ -252,8 +253,9 @@ def _refusal(
 ) -> EndpointError:
     advice = _ADVICE.get(status, "check the server's log")
     if moved_to:
-        moved_to = foreign(without_passwords(moved_to), _QUOTED_CHARACTERS)
-        advice = f"it has moved to {moved_to}: use that as the base URL"
+        base = re.sub(r"/(chat/completions|models)/?([?#].*)?$", "", urljoin(url, moved_to))
+        moved_to = foreign(without_passwords(base), _QUOTED_CHARACTERS)
+        advice = f"it has moved: use {moved_to} as the base URL"
     if wait:
         waits = foreign(wait, _QUOTED_CHARACTERS)
         advice += f" (the server asked to wait: Retry-After {waits})"

@@ -7,6 +7,7 @@ abandoned scope cancels its task. Extension modules raise panics outside `Except
 
 import asyncio
 import signal
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -67,6 +68,8 @@ def _is_being_cancelled() -> bool:
 
 
 def _is_of_process(error: BaseException) -> bool:
+    if threading.current_thread() is not threading.main_thread():
+        return False  # Python runs handlers of signals in the main thread alone
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(KeyboardInterrupt) is not None
     if isinstance(error, KeyboardInterrupt):

@@ -7,9 +7,27 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints, overload
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
@@ -22,6 +40,7 @@ from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import marked
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_threads import DaemonThreads
+from telescope_core.parsers.texts import no_truth_value
 
 ToolFunction = Callable[..., object]
 Method = TypeVar("Method", bound=ToolFunction)
@@ -166,7 +185,7 @@ class _Arguments:
         self._names = {f"field_{index}": parameter for index, parameter in enumerate(parameters)}
         fields: dict[str, Any] = {
             field: (
-                parameters[parameter][0],
+                _without_truth_values(parameters[parameter][0]),
                 _field(parameter, *parameters[parameter], described.get(parameter)),
             )
             for field, parameter in self._names.items()
@@ -235,6 +254,20 @@ def _parameters(
         else:
             shown[parameter.name] = (hint, parameter.default)
     return shown, hidden
+
+
+def _without_truth_values(hint: Any) -> Any:
+    """Return a type that takes what `hint` takes, but not true and false for a number."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in (int, float) or (origin is Annotated and arguments[0] in (int, float)):
+        return Annotated[hint, BeforeValidator(no_truth_value)]
+    if origin is Annotated:
+        return Annotated[(_without_truth_values(arguments[0]), *arguments[1:])]
+    if origin is Union or origin is UnionType:
+        return Union[tuple(map(_without_truth_values, arguments))]  # noqa: UP007
+    if origin in (list, set, tuple, dict):
+        return origin[tuple(map(_without_truth_values, arguments))]
+    return hint
 
 
 def _field(parameter: str, hint: Any, default: object, about: str | None) -> Any:

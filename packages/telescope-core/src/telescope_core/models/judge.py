@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.images import with_marks
@@ -21,6 +21,7 @@ from telescope_core.environments.turns import SingleTurnEnvironment
 from telescope_core.environments.usage import count, remark
 from telescope_core.models.helper_models import HelperModel, HelperModelConfig, Owner
 from telescope_core.parsers import as_model
+from telescope_core.parsers.texts import no_truth_value
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -51,7 +52,7 @@ class JudgeConfig(HelperModelConfig):
 class JudgeVerdict(BaseModel):
     """The judge's answer."""
 
-    score: Annotated[float, Field(ge=0, le=1)]
+    score: Annotated[float, Field(ge=0, le=1), BeforeValidator(no_truth_value)]
     """Grade from 0 (worst) to 1 (best)."""
     reason: str = ""
     """Why, in one or two sentences."""
@@ -60,7 +61,7 @@ class JudgeVerdict(BaseModel):
 class JudgeRanking(BaseModel):
     """The judge's answer to a comparison."""
 
-    ranking: list[int]
+    ranking: list[Annotated[int, BeforeValidator(no_truth_value)]]
     """Numbers of the works as they were shown, best first."""
     reason: str = ""
     """Why, in one or two sentences."""

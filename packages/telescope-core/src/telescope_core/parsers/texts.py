@@ -219,6 +219,16 @@ def as_model(text: str, model: type[Model]) -> Model:
     raise ValueError(f"expected a JSON object with {_fields(model)}; {problem}")
 
 
+def no_truth_value(value: object) -> object:
+    """Return `value`; raises ValueError for true and false, which pydantic would take as 1 and 0.
+
+    It goes before the number of a pydantic type: `Annotated[int, BeforeValidator(no_truth_value)]`.
+    """
+    if isinstance(value, bool):
+        raise ValueError("expected a number, which true and false are not")
+    return value
+
+
 def _fields(model: type[BaseModel]) -> str:
     return ", ".join(model.model_fields)
 
