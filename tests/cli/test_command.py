@@ -1,6 +1,7 @@
 """The `telescope` command: its table of verbs, its errors, `telescope env`."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -123,6 +124,60 @@ def test_list_and_info_for_people_and_programs(telescope):
     about = json.loads(telescope("env", "info", "countdown", "--json")[1])
     assert about["reward"] == {"minimum": 0.0, "maximum": 1.0, "success": 1.0}
     assert about["status"]["yanked"] == {}
+
+
+RUN_MAIN = "from telescope_cli.main import main; main()"
+RUN_PROGRAM = """
+import os
+from telescope_cli.output import make_streams_usable
+from telescope_envs.processes.running import run_program
+make_streams_usable()
+done = run_program(["echo", "it ran"], environ=dict(os.environ), limit_s=60, late="late")
+assert done.stdout == "it ran\\n", done
+"""
+
+
+def run_in_shell(program: str, redirected: str = "", *arguments: str, **environ: str):
+    """Run `python -c program arguments` with streams redirected as a shell writes it."""
+    return subprocess.run(
+        [
+            "/bin/sh",
+            "-c",
+            f'exec "$@" {redirected}',
+            "sh",
+            sys.executable,
+            "-c",
+            program,
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TELESCOPE_REGISTRY": str(ROOT / "registry"), **environ},
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "redirected", "code"),
+    [
+        (RUN_MAIN, "--version", "2>&-", 0),
+        (RUN_MAIN, "foo", "2>&-", 2),
+        (RUN_MAIN, "agent list", ">&-", 0),
+        (RUN_MAIN, "agent list", "<&- >&- 2>&-", 0),
+        (RUN_PROGRAM, "", "<&-", 0),
+    ],
+)
+def test_a_closed_stream_changes_nothing_else(program, arguments, redirected, code):
+    done = run_in_shell(program, redirected, *arguments.split())
+    assert done.returncode == code, done.stderr
+    assert not done.stderr
+
+
+def test_characters_that_the_output_cannot_hold_are_replaced():
+    done = run_in_shell(RUN_MAIN, "", "env", "search", "\u00fc", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "matches '?'" in done.stdout
 
 
 def test_a_defect_is_not_hidden(monkeypatch):

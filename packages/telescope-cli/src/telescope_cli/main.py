@@ -18,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from telescope_cli.output import make_streams_usable
 from telescope_cli.verbs import Verb, command_of, verb_app
 from telescope_core.base.addresses import reached_directly
 from telescope_core.base.first_process import go_on_below_first
@@ -128,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is not None:
         with taken():
             return _main(arguments)
+    make_streams_usable()
     go_on_below_first()
     code: object = 0
     with taken(for_good=True):

@@ -1,15 +1,36 @@
-"""Standard output and error: what a terminal would act on is escaped, and JSON stands alone.
+"""The standard streams: always there, escaped where texts of others are printed, JSON alone.
 
 The verbs about environments print names, summaries and messages from other people. They are escaped
 where the text leaves the program, so that no verb can forget it.
 """
 
+import io
+import os
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
 from telescope_core.base.terminal import escaped
+
+
+def make_streams_usable() -> None:
+    """Open the standard streams that are closed, and let the output be written in any encoding.
+
+    Call it before other files are opened: the number of a closed stream would go to one of them, and
+    a program that is started gets its own stream there. A character that the encoding of the output
+    lacks becomes a question mark, as a run that has finished must not fail by its last words.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest free number, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 class _Escaping:
