@@ -25,7 +25,8 @@ def ran(capsys, *words: str) -> tuple[int, str, str]:
     return int(ended.value.code or 0), out, err
 
 
-def test_the_list_says_what_each_can_give(capsys):
+def test_the_list_says_what_each_can_give(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     code, out, _ = ran(capsys, "list", "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert code == 0
@@ -35,6 +36,7 @@ def test_the_list_says_what_each_can_give(capsys):
     assert code == 0
     [line] = [line for line in out.splitlines() if "RLIMIT_NPROC" in line]
     assert "max_processes" in line, "each limit has its means beside it"
+    assert "u001b" not in out, "styles would be escaped like all others"
 
 
 @pytest.mark.slow

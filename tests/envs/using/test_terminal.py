@@ -8,6 +8,7 @@ import sys
 import click
 import pytest
 import typer
+from rich.console import Console
 
 from telescope_cli.output import escaped_output
 from telescope_core.base.terminal import acts_on_terminals, escaped
@@ -90,3 +91,16 @@ def test_no_way_around_it(monkeypatch):
         sys.stdout.flush()
     assert raw.getvalue().count(b"\\u001b[2J") == 4
     assert b"\x1b" not in raw.getvalue()
+
+
+def test_libraries_do_not_style_what_is_escaped(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with escaped_output():
+        Console().print("[bold]name[/bold]")
+    assert terminal.getvalue() == "name\n"

@@ -17,9 +17,9 @@ from telescope_core.base.terminal import escaped
 def make_streams_usable() -> None:
     """Open the standard streams that are closed, and let the output be written in any encoding.
 
-    Call it before other files are opened: the number of a closed stream would go to one of them, and
-    a program that is started gets its own stream there. A character that the encoding of the output
-    lacks becomes a question mark, as a run that has finished must not fail by its last words.
+    Call it before other files are opened: the number of a closed stream would go to one of them,
+    and a program that is started gets its own stream there. A character that the encoding of the
+    output lacks becomes a question mark: a run that has finished must not fail by its last words.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -48,6 +48,10 @@ class _Escaping:
         """Write the escaped lines."""
         for line in lines:
             self.write(line)
+
+    def isatty(self) -> bool:
+        """Return False: styles and cursor movements would be escaped like all others."""
+        return False
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":

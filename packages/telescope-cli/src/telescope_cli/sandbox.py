@@ -78,7 +78,7 @@ def list_command(as_json: JsonOption = False) -> None:
         if not limits:
             table.add_row(row["name"], "", row["said"])
         table.add_section()
-    Console(highlight=False, markup=False).print(table)
+    _console().print(table)
 
 
 def check_command(
@@ -117,7 +117,7 @@ async def _checked(provider: "SandboxProvider", spec: Any) -> "list[CheckFinding
     from telescope_core.sandboxes.check import CHECKS, check_provider
 
     num_done = 0
-    with progress_of(f"checking {provider.name}") as on_progress:
+    with progress_of(f"checking {provider.name}", console=_console(stderr=True)) as on_progress:
 
         def on_finding(finding: "CheckFinding") -> None:
             nonlocal num_done
@@ -128,6 +128,13 @@ async def _checked(provider: "SandboxProvider", spec: Any) -> "list[CheckFinding
             return await check_provider(provider, spec, on_finding=on_finding)
         finally:
             await provider.close()
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Return a console without styles, which would be escaped, even where FORCE_COLOR is set."""
+    return Console(
+        stderr=stderr, force_terminal=False, color_system=None, highlight=False, markup=False
+    )
 
 
 def _settings(given: list[str]) -> dict[str, str]:
