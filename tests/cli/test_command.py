@@ -1,5 +1,6 @@
 """The `telescope` command: its table of verbs, its errors, `telescope env`."""
 
+import errno
 import json
 import os
 import subprocess
@@ -180,10 +181,61 @@ def test_characters_that_the_output_cannot_hold_are_replaced():
     assert "matches '?'" in done.stdout
 
 
-def test_a_defect_is_not_hidden(monkeypatch):
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("a defect")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("doctor", "n" * 300), "File name too long"),
+        (("env", "init", "foo", "--dir", "file/x"), "cannot use file/x: Not a directory"),
+        (("hub", "serve", "--data", "file"), "cannot use file: File exists"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_message(
+    telescope, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    code, _, err = telescope(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
 
-    monkeypatch.setattr(cli, "command_of", lambda app: broken)
-    with pytest.raises(RuntimeError, match="a defect"):
+
+def raising(error: Exception):
+    """Return what builds a command that raises `error`."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    return lambda app: broken
+
+
+def test_a_present_folder_that_was_removed(telescope, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(cli, "command_of", raising(FileNotFoundError(errno.ENOENT, "No such file")))
+    code, _, err = telescope()
+    assert code == 2
+    assert "the present folder has been removed" in err
+
+
+def test_a_file_system_that_is_only_read(telescope, monkeypatch):
+    error = OSError(errno.EROFS, "Read-only file system", "partial", None, "report.html")
+    monkeypatch.setattr(cli, "command_of", raising(error))
+    code, _, err = telescope()
+    assert code == 1
+    assert "cannot use report.html: Read-only file system" in err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("a defect"),
+        OSError(errno.EBADF, "Bad file descriptor", "file"),
+        OSError(errno.ENOENT, "No such file or directory", "file"),
+        OSError(errno.EISDIR, "Is a directory"),
+    ],
+)
+def test_a_defect_is_not_hidden(monkeypatch, error):
+    monkeypatch.setattr(cli, "command_of", raising(error))
+    with pytest.raises(type(error)):
         cli.main([])

@@ -25,6 +25,18 @@ from telescope_core.base.first_process import go_on_below_first
 from telescope_core.base.interrupts import Interrupted, asked, taken
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE_PATHS = {
+    errno.EROFS: "name a place that can be written",
+    errno.EACCES: "name a path for which this user has the rights",
+    errno.EPERM: "name a path for which this user has the rights",
+    errno.ENOTDIR: "expected a folder where a file is",
+    errno.EISDIR: "expected a file",
+    errno.EEXIST: "name another path, or remove it",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ELOOP: "a link of this path leads back to itself",
+}
+"""Errors of the system about a path that somebody gave -> what to do; others may be defects."""
+_MOST_OF_PATH = 200
 VERBS = {
     "agent": Verb(".agent:app", "Install agent programs that play environments in sandboxes."),
     "compare": Verb(
@@ -165,11 +177,28 @@ def _main(arguments: Sequence[str] | None) -> None:
 
         if isinstance(error, TelescopeError):
             _fail(escaped(str(error)), error.exit_code)
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            # A stream that is written to, such as the standard output, is no file with a name.
-            place = escaped(str(error.filename or "the output, or a file of a library"))
-            _fail(f"cannot write {place}: {error.strerror}", 1)
+        if isinstance(error, OSError):
+            _fail_for_system(error)
         raise
+
+
+def _fail_for_system(error: OSError) -> None:
+    """End with one sentence if the error is of the disk or of a path; return if it may be ours."""
+    from telescope_core.base.terminal import foreign
+
+    # A stream that is written to, such as the standard output, is no file with a name.
+    path = error.filename2 or error.filename
+    place = foreign(os.fsdecode(path), _MOST_OF_PATH) if isinstance(path, str | bytes) else ""
+    if error.errno in NO_ROOM:
+        _fail(f"cannot write {place or 'the output, or a file of a library'}: {error.strerror}", 1)
+    if place and error.errno in UNUSABLE_PATHS:
+        said = f"cannot use {place}: {error.strerror}; {UNUSABLE_PATHS[error.errno]}"
+        _fail(said, 1 if error.errno == errno.EROFS else 2)
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            _fail("the present folder has been removed; change to another one with cd", 2)
 
 
 def _end_as_interrupted(error: KeyboardInterrupt) -> NoReturn:
