@@ -81,6 +81,17 @@ def test_a_verb_without_its_package_says_what_to_install(telescope, monkeypatch)
     assert "pip install 'telescope-cli[train]'" in err
 
 
+@pytest.mark.parametrize("line", ["telescope evla countdown --mod", "telescope needy now --mod"])
+def test_nothing_is_said_to_a_shell_that_completes(telescope, monkeypatch, line):
+    needy = cli.Verb(".env:app", "Needs it.", needs="telescope_missing")
+    monkeypatch.setitem(cli.VERBS, "needy", needy)
+    monkeypatch.setenv("_TELESCOPE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", "3")
+    _, out, err = telescope()
+    assert (out.strip(), err) == ("", "")
+
+
 def test_the_page_names_the_extra_that_brings_it(telescope, monkeypatch):
     monkeypatch.setattr(
         verbs, "find_spec", lambda name: None if name == "telescope_ui" else find_spec(name)

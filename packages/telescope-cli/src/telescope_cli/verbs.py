@@ -55,14 +55,18 @@ class VerbGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the verb; None when there is no such verb."""
         verb = self.verbs.get(cmd_name)
-        return _load(cmd_name, verb) if verb is not None and _is_present(verb) else None
+        if verb is None or not _is_present(verb) or (ctx.resilient_parsing and _lacks(verb)):
+            return None
+        return _load(cmd_name, verb)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find verbs of one or two words; an unknown one is an error that suggests the nearest."""
         two_words = " ".join(args[:2])
         if len(args) > 1 and two_words in self.list_commands(ctx):
             args = [two_words, *args[2:]]
-        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+        is_unknown = args and args[0] not in self.list_commands(ctx)
+        # A shell that completes a line must not get words about it.
+        if is_unknown and not args[0].startswith("-") and not ctx.resilient_parsing:
             from telescope_core.base.errors import unknown_name
 
             raise unknown_name("command", args[0], self.list_commands(ctx))
@@ -114,8 +118,13 @@ def _is_present(verb: Verb) -> bool:
     return find_spec(verb.module) is not None
 
 
+def _lacks(verb: Verb) -> bool:
+    """Return whether the package that the verb needs is not installed."""
+    return bool(verb.needs) and find_spec(verb.needs) is None
+
+
 def _load(name: str, verb: Verb) -> Any:
-    if verb.needs and find_spec(verb.needs) is None:
+    if _lacks(verb):
         from telescope_core.base.errors import ConfigError
 
         raise ConfigError(
