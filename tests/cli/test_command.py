@@ -3,17 +3,20 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.signals import heed_all_but
 
 from telescope_cli import main as cli
 from telescope_cli import verbs
 from telescope_cli.env.app import VERBS as ENV_VERBS
 from telescope_cli.hub.app import VERBS as HUB_VERBS
+from telescope_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,6 +238,52 @@ def test_a_file_system_that_is_only_read(telescope, monkeypatch):
     code, _, err = telescope()
     assert code == 1
     assert "cannot use report.html: Read-only file system" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("SchemaError: Interrupted"), "interrupted by SIGINT"),
+        (ConfigError("no such thing"), "interrupted by SIGINT; no such thing"),
+    ],
+)
+def test_an_error_that_a_library_made_of_ctrl_c(telescope, monkeypatch, error, words):
+    def broken(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error from None
+
+    monkeypatch.setattr(cli, "command_of", lambda app: broken)
+    code, _, err = telescope()
+    assert code == 130
+    assert err.splitlines()[-1] == f"telescope: {words}"
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+from telescope_cli.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_words():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=heed_all_but,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from telescope_cli.output import make_streams_usable
 from telescope_cli.verbs import Verb, command_of, verb_app
 from telescope_core.base.addresses import reached_directly
 from telescope_core.base.first_process import go_on_below_first
-from telescope_core.base.interrupts import Interrupted, asked, taken
+from telescope_core.base.interrupts import Interrupted, asked, cut_short, taken
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE_PATHS = {
@@ -175,7 +175,12 @@ def _main(arguments: Sequence[str] | None) -> None:
         from telescope_core.base.errors import TelescopeError
         from telescope_core.base.terminal import escaped
 
-        if isinstance(error, TelescopeError):
+        is_ours = isinstance(error, TelescopeError)
+        if (number := cut_short()) is not None:
+            # Libraries, such as pydantic's in Rust, make another error of the one that ends them.
+            said = f"; {escaped(str(error))}" if is_ours else ""
+            _end_as_interrupted(Interrupted(number, f"interrupted by {number.name}{said}"))
+        if is_ours:
             _fail(escaped(str(error)), error.exit_code)
         if isinstance(error, OSError):
             _fail_for_system(error)
