@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -156,21 +156,17 @@ def _on_screen(folder: RunFolder) -> RunState:
                 view.update(row)
     summary, verdict = folder.summary(), run_verdict(folder)
     if info.observed_state is RunState.FINISHED and summary is not None:
-        print_summary({**summary, **_places(folder, summary), "verdict": verdict.as_json()})
+        shown: dict[str, Any] = {**summary, "verdict": verdict.as_json()}
+        # The folder may have been moved since the run.
+        for key, own in (("export", "checkpoints/final/hf"), ("report", "report.html")):
+            told: list[str | None] = [str(folder.path / own), shown.get(key)]
+            shown[key] = next((one for one in told if one and Path(one).exists()), None)
+        print_summary(shown)
     else:
         why = f": {info.reason}" if info.reason else ""
         typer.echo(f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}")
         typer.echo(verdict.text)
     return info.observed_state
-
-
-def _places(folder: RunFolder, summary: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return where model and report are now; the folder may have been moved since the run."""
-    found: dict[str, str | None] = {}
-    for key, own in (("export", "checkpoints/final/hf"), ("report", "report.html")):
-        told = (str(folder.path / own), summary.get(key))
-        found[key] = next((one for one in told if one and Path(one).exists()), None)
-    return found
 
 
 def _text(happened: _Happened) -> str:

@@ -266,7 +266,8 @@ def _without_truth_values(hint: Any) -> Any:
     if origin is Union or origin is UnionType:
         return Union[tuple(map(_without_truth_values, arguments))]  # noqa: UP007
     if origin in (list, set, tuple, dict):
-        return origin[tuple(map(_without_truth_values, arguments))]
+        container: Any = origin
+        return container[tuple(map(_without_truth_values, arguments))]
     return hint
 
 

@@ -135,9 +135,15 @@ def paired_difference(
     changes_N = [new - old for old, new in zip(before_N, after_N, strict=True)]
     span = max(span, *map(abs, changes_N)) or 1.0
     changes_N = [change / span for change in changes_N]
-    found = _Change(None, None, None, None)
-    if num_tasks > 1:
-        found = _alike(changes_N) if are_alike(changes_N) else _apart(changes_N, rollouts)
+    mean = math.fsum(changes_N) / num_tasks
+    if num_tasks < 2:
+        found = _Change(None, None, None, None)
+    elif are_alike(changes_N):
+        share = 1.0 - _TAIL ** (1.0 / num_tasks)
+        p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
+        found = _Change(mean - share * (mean + 1.0), mean + share * (1.0 - mean), p, None)
+    else:
+        found = _apart(changes_N, mean, rollouts)
     low, high, detectable = (
         None if one is None else span * one for one in (found.low, found.high, found.detectable)
     )
@@ -162,18 +168,8 @@ class _Change(NamedTuple):
     detectable: float | None
 
 
-def _alike(changes_N: Sequence[float]) -> _Change:
-    """Return the bounds of the mean where all tasks change by the same."""
-    num_tasks = len(changes_N)
-    mean = math.fsum(changes_N) / num_tasks
-    share = 1.0 - _TAIL ** (1.0 / num_tasks)
-    p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
-    return _Change(mean - share * (mean + 1.0), mean + share * (1.0 - mean), p, None)
-
-
-def _apart(changes_N: Sequence[float], rollouts: int) -> _Change:
-    num_tasks = len(changes_N)
-    mean = math.fsum(changes_N) / num_tasks
+def _apart(changes_N: Sequence[float], mean: float, rollouts: int) -> _Change:
+    """Return what is known of the mean where tasks change by different amounts."""
     weight = end_weight(map(abs, changes_N), rollouts)
     found = mean_distribution([(change + 1.0) / 2 for change in changes_N], weight)
     if found is None:
@@ -181,7 +177,8 @@ def _apart(changes_N: Sequence[float], rollouts: int) -> _Change:
     low, high = (2.0 * end - 1.0 for end in found.ends)
     below = incomplete_beta(found.a, found.b, 0.5)
     # As for Student's t, of which the standard deviation has the widening already.
-    power = t_quantile(POWER, num_tasks - 1) / t_quantile(1.0 - _TAIL, num_tasks - 1)
+    degrees = len(changes_N) - 1
+    power = t_quantile(POWER, degrees) / t_quantile(1.0 - _TAIL, degrees)
     detectable = 2.0 * found.sd * NORMAL_QUANTILE * (1.0 + power)
     return _Change(
         min(low, mean), max(high, mean), min(1.0, 2.0 * min(below, 1.0 - below)), detectable

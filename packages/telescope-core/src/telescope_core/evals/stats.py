@@ -155,11 +155,11 @@ def _interval(
         return Estimate(mean=mean, low=None, high=None, num_tasks=num_tasks)
     span = maximum - minimum
     scaled_N = [(value - minimum) / span for value in values_N]
-    low, high = (
-        _ends_of_constant(scaled_N[0], num_tasks)
-        if are_alike(scaled_N)
-        else _beta_ends(scaled_N, end_weight)
-    )
+    if are_alike(scaled_N):
+        low, high = _ends_of_constant(scaled_N[0], num_tasks)
+    else:
+        found = mean_distribution(scaled_N, end_weight)
+        low, high = (0.0, 1.0) if found is None else found.ends
     # Rounding, and ends that are rarely seen, must not push the mean out of its own interval.
     return Estimate(
         mean=mean,
@@ -211,12 +211,6 @@ def mean_distribution(values_N: Sequence[float], end_weight: float) -> BetaMean 
     variance = square / total / (total + 1.0) * widening**2
     size = mean * (1.0 - mean) / variance - 1.0
     return BetaMean(mean * size, (1.0 - mean) * size) if size > 0.0 else None
-
-
-def _beta_ends(values_N: Sequence[float], end_weight: float) -> _Ends:
-    """Return the interval of the mean of values between 0 and 1 that are not all the same."""
-    found = mean_distribution(values_N, end_weight)
-    return _Ends(0.0, 1.0) if found is None else _Ends(*found.ends)
 
 
 def _ends_of_constant(value: float, num_tasks: int) -> _Ends:
