@@ -41,7 +41,9 @@ def checked_example(value: object, *, where: str) -> Example:
     answer = as_text("" if answer is None else answer, f"{where}: answer", advice=IN_INFO)
     prompt = _checked_prompt(prompt, where)
     _require_info(info, where)
-    _require_whole(prompt, answer, info, where)
+    said = prompt if isinstance(prompt, str) else [message_to_record(one) for one in prompt]
+    for name, part in (("prompt", said), ("answer", answer), ("info", info)):
+        require_whole(json.dumps(part, ensure_ascii=False), f"{where}: {name}")
     is_same = (checked_id, prompt, answer) == (own_id, value.prompt, value.answer)
     return value if is_same else replace(value, id=checked_id, prompt=prompt, answer=answer)
 
@@ -129,16 +131,11 @@ def _is_too_wide(value: object) -> bool:
     return False
 
 
-def _require_whole(prompt: Any, answer: str, info: object, where: str) -> None:
-    """Refuse half of a surrogate pair, which JSON can hold but no file or tokenizer can."""
-    if not isinstance(prompt, str):
-        prompt = [message_to_record(message) for message in prompt]
-    for name, value in (("prompt", prompt), ("answer", answer), ("info", info)):
-        require_whole(json.dumps(value, ensure_ascii=False), f"{where}: {name}")
-
-
 def require_whole(text: str, what: str) -> None:
-    """Raise EnvironmentLoadError for half of a surrogate pair; `what` names the text."""
+    """Refuse half of a surrogate pair, which JSON can hold but no file or tokenizer can.
+
+    `what` names the text in the error.
+    """
     if text.isascii():
         return
     try:

@@ -235,7 +235,7 @@ class Playing:
             self._rollout,
             messages=_those(episode.messages, Message),
             turns=_those(episode.turns, Turn),
-            tags=_as_texts(episode.tags),
+            tags={whole(str(k)): whole(str(v)) for k, v in _items(episode.tags)},
             metrics=_numbers(episode.metrics),
             info=_those(episode.info, TurnInfo),
             conversations=tuple(_those(one, Message) for one in episode.conversations),
@@ -294,20 +294,21 @@ def _updated(
     return {**kept, **changed}
 
 
-def _as_texts(tags: object) -> dict[str, str]:
-    if not isinstance(tags, Mapping):
-        return {}
-    # A copy, as a cleanup that is too late may go on in its thread.
-    copied = dict(cast(Mapping[object, object], tags))
-    return {whole(str(name)): whole(str(value)) for name, value in copied.items()}
+def _items(values: object) -> list[tuple[object, object]]:
+    """Return the items of a dict, which the author may have set to anything.
+
+    They are copied, as a cleanup that is too late may go on in its thread.
+    """
+    return (
+        [*dict(cast(Mapping[object, object], values)).items()]
+        if isinstance(values, Mapping)
+        else []
+    )
 
 
 def _numbers(metrics: object) -> dict[str, float]:
     """Return those metrics of an unfinished rollout that can be sent and saved."""
-    if not isinstance(metrics, Mapping):
-        return {}
-    copied = dict(cast(Mapping[object, object], metrics))
-    numbers = {str(name): finite(value) for name, value in copied.items()}
+    numbers = {str(name): finite(value) for name, value in _items(metrics)}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
