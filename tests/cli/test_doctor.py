@@ -65,7 +65,7 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     assert "sums-after cannot be read" in told["verdict"]["text"]
     assert ["metrics.jsonl has a damaged line" in one for one in told["problems"]] == [True, False]
     assert f"{torn} is damaged" in told["problems"][1]
-    assert doctor(capsys, path)[1].count("Left out: ") == 2
+    assert doctor(capsys, path)[1].count("Note: ") == 2
     with pytest.raises(SystemExit):
         main(["eval", "compare", str(path / "evals" / "sums-before"), str(torn.parent)])
     said = capsys.readouterr().err

@@ -48,7 +48,7 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
         for line in _lines(folder.path.name, verdict, history, found):
             typer.echo(line)
         for problem in problems:
-            typer.echo("\n" + textwrap.fill(f"Left out: {problem}.", WIDTH))
+            typer.echo("\n" + textwrap.fill(f"Note: {problem}.", WIDTH))
     is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
     raise typer.Exit(1 if is_broken else 0)
 
