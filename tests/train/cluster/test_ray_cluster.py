@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray._private import worker as ray_worker
 from ray._private.utils import validate_socket_filepath
 from tests.processes import command_of, listening_hosts
 
@@ -286,6 +287,18 @@ def test_the_runtime_environment_reaches_ray(monkeypatch: pytest.MonkeyPatch) ->
     variables = {"env_vars": {"HF_HOME": "/data"}}
     with ray_cluster(RaySection(ray_runtime_env=variables), BUNDLES, debug=False):
         assert given["runtime_env"] == variables
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_what_raylets_say_of_deaths_is_printed_for_debugging_alone(
+    debug: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module.ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray_worker, "_worker_logs_enabled", True)
+    told = {"lines": [f"A worker died, {debug}"], "pid": "raylet", "is_err": False, "ip": ""}
+    with ray_cluster(RaySection(), BUNDLES, debug=debug):
+        ray_worker.print_to_stdstream(told, ignore_prefix=False)
+    assert ("A worker died" in capsys.readouterr().out) is debug
 
 
 def test_a_process_of_ray_that_goes_while_it_is_looked_at_has_died(

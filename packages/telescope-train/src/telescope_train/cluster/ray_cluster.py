@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import psutil
 import ray
 from ray._private import ray_constants, services
+from ray._private import worker as ray_worker
 from ray._private.node import Node
 from ray._private.ray_logging import stdout_deduplicator
 from ray._private.utils import read_ray_address
@@ -168,6 +169,8 @@ def ray_cluster(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray gives its workers a lower priority than other processes, but here they are the main job.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # With `log_to_driver` off, Ray still prints what its raylets say of processes that died.
+    ray_worker._worker_logs_enabled = debug
     options: dict[str, Any] = {
         "include_dashboard": False,
         "log_to_driver": debug,
@@ -468,7 +471,7 @@ def _printed_by(death: str) -> str:
 
     Empty if it printed none, or on another machine.
     """
-    node, pid = ray._private.worker._global_node, _PID.search(death)
+    node, pid = ray_worker._global_node, _PID.search(death)
     if node is None or pid is None:
         return ""
     found = ""
