@@ -243,20 +243,20 @@ def test_a_file_system_that_is_only_read(telescope, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ValueError("SchemaError: Interrupted"), "interrupted by SIGINT"),
-        (ConfigError("no such thing"), "interrupted by SIGINT; no such thing"),
+        (ValueError("SchemaError: Interrupted"), "interrupted by SIGTERM"),
+        (ConfigError("no such thing"), "interrupted by SIGTERM; no such thing"),
     ],
 )
-def test_an_error_that_a_library_made_of_ctrl_c(telescope, monkeypatch, error, words):
+def test_an_error_that_a_library_made_of_a_signal(telescope, monkeypatch, error, words):
     def broken(*_: object, **__: object) -> None:
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
             raise error from None
 
     monkeypatch.setattr(cli, "command_of", lambda app: broken)
     code, _, err = telescope()
-    assert code == 130
+    assert code == 143
     assert err.splitlines()[-1] == f"telescope: {words}"
 
 

@@ -76,7 +76,7 @@ def look_at_model(
         # What code that comes with a model builds is known once it is loaded.
         has_code = settings.trust_remote_code and getattr(source.config, "auto_map", None)
         if lora_targets and not has_code:
-            with problems_of(f"model {settings.model!r}"):
+            with problems_of(f"model {settings.model!r}", location=source.location):
                 require_targets(empty_model(source.config, dtype), lora_targets)
         rows = source.config.get_text_config().vocab_size
         read = ModelSection(model=source.location, trust_remote_code=settings.trust_remote_code)
