@@ -70,6 +70,32 @@ def test_panel_fits_a_small_terminal_and_shows_the_numbers():
     assert "and 14 more" in text
 
 
+@pytest.mark.parametrize("width", [34, 40, 60, 79])
+def test_a_narrow_panel_cuts_no_number(width):
+    view = LiveView(100, NAMES, console=terminal(width))
+    view.phase("training " * 9)
+    for step in range(1, 60):
+        view.update(a_row(step))
+    text = shown(view, width)
+    words = text.split()
+    for number in ("59/100", "0:00:00", "0.840", "0.750", "0.745", "123,456", "1234.5", "3.2e-05"):
+        assert number in words, text
+    assert "40%" in words
+
+
+def test_what_a_terminal_acts_on_is_escaped():
+    view = LiveView(100, ["esc\x1b[31mred"], console=terminal())
+    view.update(a_row(1))
+    view.phase("watching esc\x1b[31mred")
+    assert shown(view).count(r"esc\u001b[31mred") == 2
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(1, [], console=console) as plain:
+        plain.note("a note of esc\x1b[31mred")
+    print_summary({"name": "esc\x1b[31mred", "report": "[x]\x1b/report.html"}, console=console)
+    assert "\x1b" not in console.file.getvalue()
+    assert r"[x]\u001b/report.html" in console.file.getvalue()
+
+
 def test_panel_shows_before_the_first_step_and_with_missing_numbers():
     view = LiveView(10, NAMES, console=terminal())
     assert "step 0/10" in shown(view)
@@ -120,8 +146,9 @@ def test_without_a_terminal_a_line_tells_what_takes_long(monkeypatch):
     ]
 
 
-def test_summary_holds_reward_and_evals():
-    console = Console(file=io.StringIO(), width=80)
+@pytest.mark.parametrize("width", [80, 40])
+def test_summary_holds_reward_and_evals(width):
+    console = Console(file=io.StringIO(), width=width)
     summary = {
         "name": "quickstart",
         "compared_steps": 20,
@@ -141,13 +168,13 @@ def test_summary_holds_reward_and_evals():
     }
     print_summary(summary, console=console)
     text = console.file.getvalue()
-    assert "(+0.400, first to last 20 steps)" in text
+    assert "(+0.400, first to last 20 steps)" in " ".join(text.split())
     assert "0.100 (0.050 to 0.150)" in text
     assert "0.500 (0.450 to 0.550)" in text
     assert "Learned: held-out pass@1 rose." in text
     assert "1.5e-05 nats" in text
     assert "runs/quickstart/report.html" in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.watch import RunArgument, find_run
+from telescope_core.base.terminal import escaped
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
@@ -46,9 +47,9 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps({**told, "problems": problems}, indent=1))
     else:
         for line in _lines(folder.path.name, verdict, history, found):
-            typer.echo(line)
+            typer.echo(escaped(line))
         for problem in problems:
-            typer.echo("\n" + textwrap.fill(f"Note: {problem}.", WIDTH))
+            typer.echo("\n" + escaped(textwrap.fill(f"Note: {problem}.", WIDTH)))
     is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
     raise typer.Exit(1 if is_broken else 0)
 

@@ -11,6 +11,7 @@ import typer
 
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.interrupts import raise_if_asked
+from telescope_core.base.terminal import escaped
 
 if TYPE_CHECKING:
     from telescope_train.checkpoints.export import Exported
@@ -88,7 +89,7 @@ def export_command(
             )
         written.append(row)
         if not as_json:
-            typer.echo(_line(done, row.get("commit")))
+            typer.echo(escaped(_line(done, row.get("commit"))))
     if as_json:
         typer.echo(json.dumps(written, indent=2))
 
@@ -139,7 +140,7 @@ def _chosen(source: Path, *, steps: str | None, is_all: bool) -> "list[RunCheckp
 
 def _tell(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(f"note: {line}", err=True)
+        typer.echo(escaped(f"note: {line}"), err=True)
 
 
 def _checkpoints_of(run: Path) -> Path:

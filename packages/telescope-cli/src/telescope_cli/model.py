@@ -11,6 +11,7 @@ import typer
 
 from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import escaped
 
 DTYPES = ("float32", "bfloat16")
 app = verb_app(
@@ -56,7 +57,7 @@ def import_command(
     if as_json or not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # transformers draws a bar while it unpacks weights
     if not as_json:
-        typer.echo(f"reading {path} ...")
+        typer.echo(escaped(f"reading {path} ..."))
     from telescope_train.models.gguf_import import import_gguf
 
     done = import_gguf(path, Path(output).expanduser(), dtype=dtype)
@@ -64,7 +65,9 @@ def import_command(
         typer.echo(json.dumps({**asdict(done), "path": str(done.path)}, indent=2))
         return
     num_millions = done.num_parameters / 1e6
-    typer.echo(f"wrote {done.path}: {done.architecture}, {num_millions:,.1f}M parameters")
+    typer.echo(
+        f"wrote {escaped(str(done.path))}: {done.architecture}, {num_millions:,.1f}M parameters"
+    )
     typer.echo(f"an English sentence costs it {done.nats_per_token:.2f} nats a token")
     for note in done.notes:
         typer.echo(f"note: {note}")

@@ -41,6 +41,7 @@ from telescope_core.base.secret_names import (
     secrets_line,
     without_values,
 )
+from telescope_core.base.terminal import escaped
 from telescope_core.base.types import (
     EnvironmentDescription,
     JsonValue,
@@ -198,7 +199,7 @@ def rescore_command(
     else:
         print_rescored(rescored, title=request.title, code_changes=code, hide=outcome.hide)
         if output is not None:
-            typer.echo(f"Rollouts with their new rewards: {output}")
+            typer.echo(escaped(f"Rollouts with their new rewards: {output}"))
     if not any(one.num_compared + one.num_new for one in (rescored.reward, *rescored.parts)):
         raise TooManyFailedError(hidden(_why_none(rescored), outcome.hide))
 

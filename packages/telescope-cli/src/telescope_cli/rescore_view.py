@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import difference_cells
-from telescope_cli.eval.view import WIDTH
 from telescope_core.base.secret_names import hidden
 from telescope_core.base.terminal import escaped
 from telescope_core.evals.rescoring import PartChange, Rescored, RewardChange, StepChange
@@ -25,13 +25,13 @@ def print_rescored(
     rescored: Rescored, *, title: str, code_changes: Sequence[str], hide: Collection[str]
 ) -> None:
     """Print the result, without the values in `hide`."""
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     console.print(Text(escaped(title), style="bold"), soft_wrap=True)
     counts = f"{rescored.num_graded} of {rescored.num_rollouts} rollouts graded"
     console.print(Text(f"{counts}, {len(rescored.steps)} steps" if rescored.steps else counts))
     for line in code_changes:
         _print_wrapped(console, f"Code: {line}")
-    console.print(_parts_table([rescored.reward, *rescored.parts]))
+    print_table(console, _parts_table([rescored.reward, *rescored.parts]))
     if one := rescored.reward.difference:
         _print_wrapped(
             console,
@@ -43,7 +43,7 @@ def print_rescored(
     for line in _group_lines(rescored):
         _print_wrapped(console, line)
     if len(rescored.steps) > 1 and rescored.reward.num_rose + rescored.reward.num_fell:
-        console.print(_steps_table(rescored.steps))
+        print_table(console, _steps_table(rescored.steps))
     if rescored.largest:
         console.print(Text("Largest differences, one for each example:"))
     for one in rescored.largest[:_MOST_LARGEST]:
@@ -56,7 +56,7 @@ def print_rescored(
 
 
 def _print_wrapped(console: Console, text: str) -> None:
-    console.print(Text(textwrap.fill(escaped(text), WIDTH, subsequent_indent="  ")))
+    console.print(Text(textwrap.fill(escaped(text), console.width, subsequent_indent="  ")))
 
 
 def _parts_table(parts: Sequence[PartChange]) -> Table:

@@ -6,9 +6,9 @@ Trainers know no pages, so the commands write it: at the end of a training, and 
 from importlib.util import find_spec
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from telescope_cli.console import EscapingConsole
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import TelescopeError
 from telescope_core.records import RunFolder
@@ -31,6 +31,8 @@ def write_run_report(run: RunFolder) -> Path | None:
                 [run.path], path, num_rollouts=IN_ONE_FILE, replaces=True, tell=on_progress
             )
     except (OSError, TelescopeError) as error:
-        Console(stderr=True).print(Text(f"report.html was not written: {error}"), soft_wrap=True)
+        EscapingConsole(stderr=True).print(
+            Text(f"report.html was not written: {error}"), soft_wrap=True
+        )
         return run.report_path if run.report_path.exists() else None
     return path

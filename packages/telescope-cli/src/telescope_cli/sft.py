@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import escaped
 from telescope_core.settings.config import split_arguments
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def sft_command(
     truncated, dropped = last.metrics[TRUNCATED], last.metrics[DROPPED]
     left_out = f"; samples longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
     typer.echo(
-        f"{config.output}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
+        f"{escaped(config.output)}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
         f"{last.metrics['nll/held_out']:.3f} on held-out examples, "
         f"{last.metrics['time_s']:.0f} s{left_out if truncated or dropped else ''}"
     )
@@ -58,10 +59,10 @@ def sft_command(
 
 def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     """Run with a progress bar; returns the last measurement."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
 
+    from telescope_cli.console import EscapingConsole
     from telescope_train.sft.run import run_sft
 
     rows: list[SftRow] = []
@@ -70,7 +71,7 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
         BarColumn(),
         TextColumn("{task.completed}/{task.total} steps"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=EscapingConsole(stderr=True),
         disable=is_quiet,
     )
     task = progress.add_task("reading examples", total=config.number_of_steps)

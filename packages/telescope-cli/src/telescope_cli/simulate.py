@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from telescope_cli.console import print_table, report_console
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import ConfigError
 from telescope_core.settings.config import split_arguments
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from telescope_train.simulation.estimate import Estimate, Expected, Hardware, SpeedsOf
     from telescope_train.simulation.machines import Speeds
 
-WIDTH = 80
 _UNITS = {"M": 1e6, "B": 1e9}
 
 
@@ -118,7 +118,7 @@ def simulate_command(
     if lengths_of is not None:
         workload = recorded_workload(lengths_of, workload)
     speeds, kind = _speeds(config, gpu=gpu, parameters=parameters, speeds_of=speeds_of)
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     with progress_of(f"simulating {gpus} x {kind}") as on_progress:
         found = estimate(config, speeds, hardware, workload, steps=steps, on_progress=on_progress)
     if page is not None:
@@ -212,7 +212,7 @@ def _show(console: Console, found: "Estimate", kind: str) -> None:
             f"{row.trainer_idle:.0%}",
             style="green" if row is best else "",
         )
-    console.print(table)
+    print_table(console, table)
     if best is not found.chosen:
         gain = one.step_s / best.step_s
         console.print(f"With {best.num_servers} servers it would be {gain:.2f} times as fast.")
@@ -222,7 +222,7 @@ def _bar(console: Console, one: "Expected") -> None:
     """Draw the division of the trainer's time in a step."""
     parts = {"waits": one.generate_s, "trains": one.train_s, "publishes": one.sync_s}
     total = sum(parts.values()) or 1.0
-    room = WIDTH - 2
+    room = console.width - 2
     marks = {"waits": ".", "trains": "#", "publishes": "="}
     bar = "".join(marks[name] * round(room * value / total) for name, value in parts.items())
     console.print(f"[{bar[:room]:<{room}}]", markup=False)

@@ -7,6 +7,7 @@ import typer
 
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import escaped
 
 _OF_SERVERS = ("--port", "--host", "--allowed-host", "--no-open", "--json")
 """Options without meaning if no server is started."""
@@ -97,7 +98,7 @@ def ui_command(
         with progress_of("writing the export", unit="pages") as on_progress:
             written = write(chosen, export, num_rollouts=num, replaces=force, tell=on_progress)
         size = f" in {written.page.stat().st_size / 1e6:.2f} MB" if one_file else ""
-        typer.echo(f"wrote {written.num_pages} pages{size}: open {written.page}")
+        typer.echo(escaped(f"wrote {written.num_pages} pages{size}: open {written.page}"))
         return
     serve(
         chosen,

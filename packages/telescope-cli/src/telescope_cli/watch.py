@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.terminal import escaped
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.files import record_from
@@ -164,8 +165,8 @@ def _on_screen(folder: RunFolder) -> RunState:
         print_summary(shown)
     else:
         why = f": {info.reason}" if info.reason else ""
-        typer.echo(f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}")
-        typer.echo(verdict.text)
+        ended = f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}"
+        typer.echo(escaped(f"{ended}\n{verdict.text}"))
     return info.observed_state
 
 

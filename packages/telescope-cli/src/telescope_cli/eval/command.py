@@ -12,17 +12,16 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
 from telescope_cli.eval.play import EvalOutcome, evaluate
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
 from telescope_cli.eval.view import (
-    WIDTH,
     AsJsonOption,
     count_lines,
     first_errors,
@@ -340,7 +339,7 @@ def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:
             print_result(one.result, one.folder.path)
         if one.error is not None:
             message = f"Failed: {one.request.name}: {one.error}"
-            Console(highlight=False).print(Text(message, style="yellow"), soft_wrap=True)
+            EscapingConsole(highlight=False).print(Text(message, style="yellow"), soft_wrap=True)
         if one.result is not None and one.result.num_scored:
             print_errors(first_errors(one.folder.rows()))
 
@@ -382,7 +381,7 @@ def _to_json(outcome: EvalOutcome) -> JsonValue:
 
 
 def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("environment")
     table.add_column("model")
@@ -393,8 +392,8 @@ def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
     for one in outcomes:
         cells = result_cells(one.result, k) if one.result else ["-", "-", "-", "failed"]
         table.add_row(one.request.environment, one.request.model or "", *cells)
-    console.print(table)
+    print_table(console, table)
     for one in outcomes:
         console.print(Text(f"{one.request.name}: {one.folder.path}"), soft_wrap=True)
         for line in count_lines(one.result) if one.result is not None else ():
-            console.print(f"  {line}")
+            console.print(Text(f"  {line}"))

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from telescope_cli.eval.view import WIDTH, AsJsonOption
+from telescope_cli.console import print_table, report_console
+from telescope_cli.eval.view import AsJsonOption
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import Comparison, Difference, EvalFolder, EvalResult, compare_results
@@ -40,11 +40,11 @@ def compare_command(
     if as_json:
         typer.echo(json.dumps(plain(comparison_to_json(comparison)), indent=2))
         return
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     for word, path, result in zip(("before", "after"), (before, after), results, strict=True):
         line = f"{word}: {path} ({result.environment} {result.environment_version}, "
         console.print(Text(f"{line}model {result.model or 'unnamed'})"), soft_wrap=True)
-    console.print(difference_table(comparison))
+    print_table(console, difference_table(comparison))
     console.print(Text(f"{sentence(comparison.main)}."))
     for caution in cautions(comparison):
         console.print(Text(f"Note: {caution}", style="yellow"))

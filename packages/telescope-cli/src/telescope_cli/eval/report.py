@@ -5,12 +5,12 @@ from pathlib import Path
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import comparison_to_json
-from telescope_cli.eval.view import WIDTH, print_result, print_unreadable, result_cells, tell
+from telescope_cli.eval.view import print_result, print_unreadable, result_cells, tell
 from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
@@ -38,9 +38,7 @@ def show_folder(path: Path, *, as_json: bool) -> None:
             # A killed run may not have written its own.
             report = write_run_report(run)
             if report is not None:
-                Console(width=WIDTH, highlight=False).print(
-                    Text(f"Report: {report}"), soft_wrap=True
-                )
+                report_console().print(Text(f"Report: {report}"), soft_wrap=True)
     else:
         raise ConfigError(
             f"{path} holds neither a run (run.json) nor an eval (eval.json); "
@@ -71,7 +69,7 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     if info is None:
         return
     scored = [row.reward for row in rows if row.reward is not None]
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
     console.print(_state_line(info, info.observed_state))
     mean = f", mean reward {sum(scored) / len(scored):.3f} so far" if scored else ""
@@ -82,18 +80,18 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
     if as_json:
         typer.echo(json.dumps(_overview_to_json(overview, verdict), indent=2))
         return
-    console = Console(width=WIDTH, highlight=False)
+    console = report_console()
     console.print(Text(f"run {overview.info.name}", style="bold"))
     console.print(_state_line(overview.info, overview.state))
     console.print(Text(verdict.text))
     console.print(f"{overview.num_steps} steps recorded")
-    curve = sparkline(overview.rewards, width=50)
+    curve = sparkline(overview.rewards, width=console.width - 30)
     first, last, _ = overview.edges
     if curve and first is not None and last is not None:
         style = style_of(first, last)
         console.print(f"reward {first:{style}} {curve} {last:{style}}")
     if overview.counts:
-        console.print(_count_table(overview))
+        print_table(console, _count_table(overview))
     if overview.evals:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("eval")
@@ -101,9 +99,10 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
             table.add_column(name, justify="right")
         for name, result in overview.evals.items():
             table.add_row(name, *result_cells(result, 1))
-        console.print(table)
+        print_table(console, table)
     if overview.unfinished_evals:
-        console.print(f"evals without a result: {', '.join(overview.unfinished_evals)}")
+        unfinished = ", ".join(overview.unfinished_evals)
+        console.print(Text(f"evals without a result: {unfinished}"))
     for problem in overview.problems:
         console.print(Text(f"Note: {problem}", style="yellow"), soft_wrap=True)
 

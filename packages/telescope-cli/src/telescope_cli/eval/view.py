@@ -12,13 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import counts_of, format_metric, left_out_of
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 
-WIDTH = 80
 _MOST_ERRORS = 5
 _ERROR_CHARACTERS = 600
 
@@ -29,7 +29,7 @@ AsJsonOption = Annotated[
 
 def stderr_console() -> Console:
     """Return a console for all output other than the result."""
-    return Console(stderr=True)
+    return EscapingConsole(stderr=True)
 
 
 def tell(text: str, style: str = "") -> None:
@@ -48,7 +48,7 @@ def announced(text: str) -> Generator[Callable[[str], None], None, None]:
         with console.status(Text(text)) as status:
             yield lambda activity: status.update(Text(f"{text}: {activity}"))
     else:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(Text(text), soft_wrap=True)
         yield lambda activity: None
 
 
@@ -104,8 +104,8 @@ class EvalProgress:
 
 
 def print_result(result: EvalResult, folder: Path) -> None:
-    """Print `result` in 80 columns, with the denominator of each number."""
-    console = Console(width=WIDTH, highlight=False)
+    """Print `result` in at most 80 columns, with the denominator of each number."""
+    console = report_console()
     settings = result.settings
     console.print(Text(f"{result.environment} {result.environment_version}", style="bold"))
     console.print(Text(f"model {result.model or 'unnamed'}"))
@@ -114,9 +114,9 @@ def print_result(result: EvalResult, folder: Path) -> None:
         f"temperature {settings.sampling.temperature_text}, "
         f"max_tokens {settings.sampling.max_tokens}, {settings.split} split"
     )
-    console.print(result_table(result))
+    print_table(console, result_table(result))
     for line in count_lines(result):
-        console.print(line)
+        console.print(Text(line))
     for warning in _warnings(result):
         console.print(Text(f"Note: {warning}", style="yellow"))
     console.print(Text(f"Results: {folder} (report.html, results.json)"), soft_wrap=True)
@@ -144,7 +144,9 @@ def print_errors(errors: Sequence[str]) -> None:
     """Show one error of each kind of failure."""
     for error in errors[:_MOST_ERRORS]:
         shown = error if len(error) <= _ERROR_CHARACTERS else f"{error[:_ERROR_CHARACTERS]}..."
-        Console(highlight=False).print(Text(f"Failed: {shown}", style="yellow"), soft_wrap=True)
+        EscapingConsole(highlight=False).print(
+            Text(f"Failed: {shown}", style="yellow"), soft_wrap=True
+        )
 
 
 def result_table(result: EvalResult) -> Table:

@@ -15,11 +15,13 @@ from typing import Any, Self
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.terminal import escaped
 from telescope_core.diagnosis import Kind
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
@@ -28,6 +30,7 @@ from telescope_core.reports.sparkline import sparkline
 
 _LOGGER = logging.getLogger(__name__)
 _WIDTH = 80
+_UNLIMITED_WIDTH = 10_000
 _CURVE_WIDTH = 34
 _MOST_ENVIRONMENTS = 8
 _AVERAGED_STEPS = 20
@@ -164,7 +167,7 @@ class LiveView:
 
     def _print(self, line: str) -> None:
         # Lines have texts of others in them, which are no markup.
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(escaped(line)), soft_wrap=True)
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""
@@ -196,55 +199,67 @@ class LiveView:
     def _panel(self) -> RenderableType:
         parts: list[RenderableType] = [self._progress()]
         if self._waits:
-            parts.append(Text(self._waits_text(), style="cyan"))
+            parts.append(Text(escaped(self._waits_text()), style="cyan"))
         if self._rows:
             row = self._rows[-1]
-            parts += [self._reward_table(), _numbers(row), _time_split(row)]
+            parts += [self._reward_table(), *_numbers(row, self._width), _time_split(row)]
         return Group(*parts)
+
+    @property
+    def _width(self) -> int:
+        return min(_WIDTH, self._console.width)
 
     def _progress(self) -> Table:
         grid = Table.grid(padding=(0, 1))
+        for _ in range(3):
+            grid.add_column(no_wrap=True)
         step = len(self._rows)
         grid.add_row(
             Text(f"step {step}/{self._total_steps}", style="bold"),
-            ProgressBar(total=self._total_steps, completed=step, width=24),
+            ProgressBar(total=self._total_steps, completed=step, width=self._width * 3 // 10),
             Text(self._elapsed(), style="dim"),
-            Text(self._phase, style="cyan", overflow="ellipsis", no_wrap=True),
+            Text(escaped(self._phase), style="cyan", overflow="ellipsis", no_wrap=True),
         )
         return grid
 
     def _reward_table(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=_WIDTH)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=self._width)
+        curve_width = _CURVE_WIDTH - (_WIDTH - self._width)
         table.add_column("reward", ratio=1, overflow="ellipsis", no_wrap=True)
         table.add_column("now", justify="right", width=6)
         table.add_column(f"mean {_AVERAGED_STEPS}", justify="right", width=7)
-        table.add_column("", width=_CURVE_WIDTH, no_wrap=True)
+        if curve_width > 0:
+            table.add_column("", width=curve_width, no_wrap=True)
         for name in self._environments[:_MOST_ENVIRONMENTS]:
             key = f"reward/{name}/mean"
             values = [row.get(key) for row in self._rows]
             known = [value for value in values if value is not None][-_AVERAGED_STEPS:]
-            table.add_row(
-                name,
-                _number(self._rows[-1], key, ".3f"),
-                f"{sum(known) / len(known):.3f}" if known else "-",
-                Text(sparkline(values, width=_CURVE_WIDTH), style="cyan"),
-            )
+            cells = [
+                Text(escaped(name)),
+                Text(_number(self._rows[-1], key, ".3f")),
+                Text(f"{sum(known) / len(known):.3f}" if known else "-"),
+            ]
+            if curve_width > 0:
+                cells.append(Text(sparkline(values, width=curve_width), style="cyan"))
+            table.add_row(*cells)
         hidden = len(self._environments) - _MOST_ENVIRONMENTS
         if hidden > 0:
-            table.add_row(f"and {hidden} more", "", "", "")
+            table.add_row(f"and {hidden} more")
         return table
 
 
-def _numbers(row: Mapping[str, Any]) -> Table:
-    """Return the numbers of one step, with one topic per line."""
-    grid = Table.grid(padding=(0, 2))
+def _numbers(row: Mapping[str, Any], width: int) -> list[RenderableType]:
+    """Return the numbers of one step, with one topic per line; narrow lines are wrapped."""
+    grid, lines = Table.grid(padding=(0, 2)), list[RenderableType]()
     for topic, entries in _TOPICS.items():
         cells = [
             Text.assemble((f"{name} ", "dim"), _number(row, key, spec))
             for name, key, spec in entries
         ]
-        grid.add_row(Text(topic, style="bold"), *cells)
-    return grid
+        head = Text(topic, style="bold")
+        grid.add_row(head, *cells)
+        lines.append(Text("  ").join([head, *cells]))
+    return [grid] if width == _WIDTH else lines
 
 
 def _time_split(row: Mapping[str, Any]) -> Text:
@@ -257,7 +272,6 @@ def _time_split(row: Mapping[str, Any]) -> Text:
         line.append(chr(0x2588) * round(size / total * _BAR_WIDTH), style=style)
     for size, name, style in seconds:
         line.append(f" {name} ", style=style).append(f"{size / total:.0%}")
-    line.truncate(_WIDTH, overflow="ellipsis")
     return line
 
 
@@ -268,7 +282,7 @@ def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
 
 def print_resume(lines: Sequence[str]) -> None:
     """Print the checkpoint from which a run continues, and the changed settings."""
-    Console().print(Text("\n".join(lines)), soft_wrap=True)
+    Console().print(Text(escaped("\n".join(lines))), soft_wrap=True)
 
 
 def print_secrets(name: str, secrets: Sequence[str]) -> None:
@@ -280,7 +294,7 @@ def print_notes(notes: Sequence[str]) -> None:
     """Print the notes about a run that starts."""
     console = Console()
     for note in notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print(Text(escaped(f"note: {note}")), soft_wrap=True)
 
 
 def restart_text(restart: Restart) -> str:
@@ -299,27 +313,27 @@ def restart_text(restart: Restart) -> str:
 def print_summary(summary: Mapping[str, Any], *, console: Console | None = None) -> None:
     """Print the results of a run from the content of its `summary.json`."""
     console = console or Console()
-    console.print(Text(f"\nrun {summary.get('name', '')} finished", style="bold"))
+    console.print(Text(escaped(f"\nrun {summary.get('name', '')} finished"), style="bold"))
     if verdict := summary.get("verdict"):
-        console.print(Text(verdict["text"]))
+        console.print(Text(escaped(verdict["text"])))
     if rewards := summary.get("rewards"):
         console.print(_reward_line(summary, rewards), highlight=False)
     evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
     if any(evals.values()):
-        console.print(_eval_table(evals))
+        _print_evals(console, evals)
     wrong = [
         finding["text"]
         for finding in summary.get("findings", ())
         if not finding["is_over"] and finding["kind"] != Kind.SLOW
     ]
     for line in [*_losses(summary.get("losses") or {}), *wrong]:
-        console.print(Text(line, style="yellow"), soft_wrap=True)
+        console.print(Text(escaped(line), style="yellow"), soft_wrap=True)
     mismatch = summary.get("mismatch_max")
     if mismatch is not None:
         console.print(f"largest log-prob mismatch {mismatch:.1e} nats", highlight=False)
     for label, key in (("model", "export"), ("report", "report")):
         if summary.get(key):
-            console.print(f"{label}: {summary[key]}", highlight=False, soft_wrap=True)
+            console.print(Text(escaped(f"{label}: {summary[key]}")), soft_wrap=True)
 
 
 def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
@@ -358,15 +372,28 @@ def _losses(losses: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _eval_table(evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
+def _print_evals(console: Console, evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Print the estimates as a table; where it is too wide for the terminal, as lines."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("held-out pass@1")
     moments = sorted({tag for tags in evals.values() for tag in tags} - {"change"}, key=order_of)
-    for tag in moments:
-        table.add_column(label_of(tag), justify="right")
-    for name, tags in evals.items():
-        table.add_row(name, *(_estimate(tags.get(tag) or {}) for tag in moments))
-    return table
+    rows = {
+        escaped(name): [_estimate(tags.get(tag) or {}) for tag in moments]
+        for name, tags in evals.items()
+    }
+    for number, tag in enumerate(moments):
+        widest = max(len(cells[number]) for cells in rows.values())
+        table.add_column(label_of(tag), justify="right", no_wrap=True, min_width=widest)
+    for name, cells in rows.items():
+        table.add_row(Text(name), *cells)
+    unlimited = console.options.update_width(_UNLIMITED_WIDTH)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
+        return
+    for name, cells in rows.items():
+        console.print(Text(f"held-out pass@1 of {name}:"))
+        for tag, cell in zip(moments, cells, strict=True):
+            console.print(Text(f"  {label_of(tag)} {cell}"))
 
 
 def _estimate(numbers: Mapping[str, Any]) -> str:
