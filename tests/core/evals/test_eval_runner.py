@@ -29,9 +29,8 @@ from telescope_core.evals.result import result_of
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.records.rows import RolloutRow, row_of
+from telescope_core.records.rows import row_of
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import EnvironmentDescription
 
 
 class Echo(SingleTurnEnvironment):
@@ -343,30 +342,13 @@ def test_bad_settings_say_what_to_do(changes, facts):
     assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
-def test_a_number_of_examples_without_end_takes_no_time_to_check():
-    many = settings(num_examples=10**18)
-    endless = EnvironmentDescription(
-        name="endless",
-        version="1",
-        reward_min=0.0,
-        reward_max=1.0,
-        success_threshold=1.0,
-        num_examples={Split.EVAL: None},
-        network="none",
-    )
-    check_split(many, endless)
-    rows = [
-        RolloutRow(
-            step=0,
-            environment="endless",
-            example_id=name,
-            group_id=name,
-            index=0,
-            status=RolloutStatus.KEPT,
-            reward=1.0,
-        )
-        for name in ("eval-000002", "eval-123456789", "another")
-    ]
+async def test_a_number_of_examples_without_end_takes_no_time_to_check():
+    many, description = settings(num_examples=10**18), await opened().describe()
+    check_split(many, replace(description, num_examples={Split.EVAL: None}))
+    rows = []
+    await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    names = ("eval-000002", "eval-123456789", "another")
+    rows = [replace(rows[0], group_id=name, index=0) for name in names]
     assert [row.group_id for row in reusable(rows, many)] == ["eval-000002", "eval-123456789"]
     assert [row.group_id for row in reusable(rows, settings(num_examples=3))] == ["eval-000002"]
 

@@ -19,6 +19,7 @@ from telescope_core.evals.stats import (
     NORMAL_QUANTILE,
     are_alike,
     end_weight,
+    ends_of_constant,
     mean_distribution,
     most_common,
     pass_all_k,
@@ -139,9 +140,9 @@ def paired_difference(
     if num_tasks < 2:
         found = _Change(None, None, None, None)
     elif are_alike(changes_N):
-        share = 1.0 - _TAIL ** (1.0 / num_tasks)
+        low, high = (2.0 * end - 1.0 for end in ends_of_constant((mean + 1.0) / 2, num_tasks))
         p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
-        found = _Change(mean - share * (mean + 1.0), mean + share * (1.0 - mean), p, None)
+        found = _Change(low, high, p, None)
     else:
         found = _apart(changes_N, mean, rollouts)
     low, high, detectable = (

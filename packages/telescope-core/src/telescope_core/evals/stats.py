@@ -156,7 +156,7 @@ def _interval(
     span = maximum - minimum
     scaled_N = [(value - minimum) / span for value in values_N]
     if are_alike(scaled_N):
-        low, high = _ends_of_constant(scaled_N[0], num_tasks)
+        low, high = ends_of_constant(scaled_N[0], num_tasks)
     else:
         found = mean_distribution(scaled_N, end_weight)
         low, high = (0.0, 1.0) if found is None else found.ends
@@ -167,11 +167,6 @@ def _interval(
         high=max(mean, minimum + span * high),
         num_tasks=num_tasks,
     )
-
-
-class _Ends(NamedTuple):
-    low: float
-    high: float
 
 
 def are_alike(values_N: Sequence[float]) -> bool:
@@ -213,14 +208,14 @@ def mean_distribution(values_N: Sequence[float], end_weight: float) -> BetaMean 
     return BetaMean(mean * size, (1.0 - mean) * size) if size > 0.0 else None
 
 
-def _ends_of_constant(value: float, num_tasks: int) -> _Ends:
+def ends_of_constant(value: float, num_tasks: int) -> tuple[float, float]:
     """Return the interval when every task has the same value, so that no spread is seen.
 
     The exact binomial bound on the share of tasks with another value (Clopper-Pearson, with no such
     task among N) is multiplied by the distance from the value to each end of the range.
     """
     share = 1.0 - _TAIL ** (1.0 / num_tasks)
-    return _Ends(value - share * value, value + share * (1.0 - value))
+    return (value - share * value, value + share * (1.0 - value))
 
 
 _NUM_MEANS = 24

@@ -26,7 +26,7 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
-from telescope_core.base.retries import as_failed, is_too_long
+from telescope_core.base.retries import as_failed, failure_text, is_too_long
 from telescope_core.base.scoring_events import scoring_begins
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.terminal import whole
@@ -243,15 +243,12 @@ class Playing:
         )
 
     def _failed(self, stop_reason: StopReason, error: Exception) -> Rollout:
-        name = type(error).__name__
-        notes = [*getattr(error, "__notes__", ())]
         if self._episode is not None and isinstance(error, AttributeError | TypeError):
-            places = self._episode.forget_requests()
-            notes += [f"generate() was called without await at {place}" for place in places]
+            for place in self._episode.forget_requests():
+                error.add_note(f"generate() was called without await at {place}")
         if self._stage == "play" and is_too_long(error):
-            notes.append(self._who_wrote_the_prompt())
-        where = f" ({'; '.join(notes)})" if notes else ""
-        return as_failed(self.snapshot(), f"{name}: {error}{where}", stop_reason)
+            error.add_note(self._who_wrote_the_prompt())
+        return as_failed(self.snapshot(), failure_text(error), stop_reason)
 
     def _who_wrote_the_prompt(self) -> str:
         environment, example_id = self._environment, self._rollout.example_id
