@@ -1,6 +1,7 @@
 """A run's own Ray beside any other, joining one, and waiting for processes that may be stuck."""
 
 import asyncio
+import builtins
 import os
 import signal
 import socket
@@ -295,6 +296,8 @@ def test_what_raylets_say_of_deaths_is_printed_for_debugging_alone(
 ) -> None:
     monkeypatch.setattr(module.ray, "init", lambda **_: None)
     monkeypatch.setattr(ray_worker, "_worker_logs_enabled", True)
+    # Ray puts a function of its own in the place of `print`, for the rest of the process.
+    monkeypatch.setattr(builtins, "print", print)
     told = {"lines": [f"A worker died, {debug}"], "pid": "raylet", "is_err": False, "ip": ""}
     with ray_cluster(RaySection(), BUNDLES, debug=debug):
         ray_worker.print_to_stdstream(told, ignore_prefix=False)

@@ -54,10 +54,8 @@ def _ended(config: TrainConfig, folder: RunFolder) -> str:
 
 
 def _less_memory(config: TrainConfig) -> str:
-    inference = config.inference
-    advice = smaller_rank(
-        config.trainer, config.megatron, shares_gpu=inference.shares_gpu, in_step=True
-    )
+    trainer, megatron, inference = config.trainer, config.megatron, config.inference
+    advice = smaller_rank(trainer, megatron, shares_gpu=inference.shares_gpu, in_step=True)
     if inference.colocate != "resident":
         return advice
     share = f"gpu_memory_utilization below {inference.gpu_memory_utilization:g}"

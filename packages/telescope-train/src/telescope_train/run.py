@@ -348,13 +348,9 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     state = BEGINNING if begun is None else begun.sampler_state()
     drop_events(folder.events_path, after=state.first_repeated_batch, is_repeated=state.repeated())
     sampler.restore(state)
+    records, started_at = prepared.environments.records, folder.info().started_at
     checkpointer = Checkpointer(
-        SavedRun.from_config(
-            config,
-            prepared.environments.records,
-            prepared.inputs,
-            started_at=resources.folder.info().started_at,
-        ),
+        SavedRun.from_config(config, records, prepared.inputs, started_at=started_at),
         ranks,
         sampler,
         resumed_from=None if begun is None else begun.path,

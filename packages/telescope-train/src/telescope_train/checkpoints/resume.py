@@ -224,14 +224,12 @@ def _foreign_checkpoints(config: TrainConfig) -> list[str]:
     """Return why a new run cannot save where checkpoints of an earlier one of its name are."""
     own = checkpoints_folder(config)
     found = find_checkpoints(own)
-    names = sorted(
-        {*(one.path.name for one in found.complete), *(one.name for one in found.broken)}
-    )
-    if not names:
+    paths = [*found.broken, *(one.path for one in found.complete)]
+    if not paths:
         return []
     return [
-        f"{str(own)!r} holds checkpoints of an earlier run ({names[-1]}), which this one would "
-        "take for its own and remove; give another --name or --checkpoint_dir, or move that "
+        f"{str(own)!r} holds checkpoints of an earlier run ({max(paths).name}), which this one "
+        "would take for its own and remove; give another --name or --checkpoint_dir, or move that "
         "folder. To go on with the earlier run, bring back its run folder and add --resume"
     ]
 

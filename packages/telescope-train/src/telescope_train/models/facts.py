@@ -153,11 +153,8 @@ def _attention_limits(config: Mapping[str, object]) -> tuple[str, ...]:
     is_limited = family in _WINDOWED
     if isinstance(kinds, list):
         is_limited = any(kind in _WINDOWED_LAYERS for kind in cast(list[str], kinds))
-    names = (
-        *(WINDOW_SETTINGS if is_limited else ()),
-        *(CAP_SETTINGS if family in _CAPPED else ()),
-    )
-    return tuple(name for name in names if config.get(name))
+    windows, caps = WINDOW_SETTINGS * is_limited, CAP_SETTINGS * (family in _CAPPED)
+    return tuple(name for name in (*windows, *caps) if config.get(name))
 
 
 def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | None:

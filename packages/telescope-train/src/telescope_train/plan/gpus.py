@@ -55,8 +55,7 @@ def colocated(
             # More than all its requests can fill would be missing to the activations of the rank.
             most = 1.0 if server is None else (server.total_bytes + CONTEXT_BYTES) / gpus[0]
             # In whole percents, as a person would set it; what is too little is told as a problem.
-            share = min(share, math.ceil(100 * most) / 100, math.floor(100 * left) / 100)
-            share = max(share, 0.01)
+            share = max(0.01, min(share, math.ceil(100 * most) / 100, math.floor(100 * left) / 100))
         fits = share <= left and _least_of_server(config, facts, limit) <= share * gpus[0]
     else:
         fits = False

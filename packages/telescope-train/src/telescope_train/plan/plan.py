@@ -328,8 +328,7 @@ def _faster(prepared: Prepared, layer: LayerBytes | None, room: float | None) ->
     is_full = trainer.gradient_checkpointing in (True, "full")
     if not is_full or trainer.compile or room is None or layer is None:
         return ""
-    count = fewest_recomputed(num_layers, layer, room)
-    if count >= num_layers - 1:
+    if (count := fewest_recomputed(num_layers, layer, room)) >= num_layers - 1:
         return ""
     return (
         f"; by an estimate of memory only about {count} of {num_layers} layers have to be: "
