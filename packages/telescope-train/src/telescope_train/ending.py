@@ -45,21 +45,17 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     if isinstance(error, ProcessDiedError):
         return ProcessDiedError(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
-        return GpuMemoryError(f"{error}; {_less_memory(config)}. {_ended(config, folder)}")
+        trainer, megatron, inference = config.trainer, config.megatron, config.inference
+        advice = smaller_rank(trainer, megatron, shares_gpu=inference.shares_gpu, in_step=True)
+        if inference.colocate == "resident":
+            share = f"gpu_memory_utilization below {inference.gpu_memory_utilization:g}"
+            advice = f"set {share}, which leaves more to the trainer, or {advice}"
+        return GpuMemoryError(f"{error}; {advice}. {_ended(config, folder)}")
     return error
 
 
 def _ended(config: TrainConfig, folder: RunFolder) -> str:
     return f"The run ended at step {folder.last_step()}; {how_to_go_on(config)}"
-
-
-def _less_memory(config: TrainConfig) -> str:
-    trainer, megatron, inference = config.trainer, config.megatron, config.inference
-    advice = smaller_rank(trainer, megatron, shares_gpu=inference.shares_gpu, in_step=True)
-    if inference.colocate != "resident":
-        return advice
-    share = f"gpu_memory_utilization below {inference.gpu_memory_utilization:g}"
-    return f"set {share}, which leaves more to the trainer, or {advice}"
 
 
 def how_to_go_on(config: TrainConfig) -> str:
