@@ -109,9 +109,7 @@ def test_what_an_environment_declares_is_checked_where_it_is_published(
     registry, make_project, declared
 ):
     code = TOY.replace('"""Says yes."""', f'"""Says yes."""\n\n    {declared}')
-    with pytest.raises(
-        TelescopeError, match=rf"acme-toy 0\.1\.0 cannot be loaded: .*{DECLARED[declared]}"
-    ):
+    with pytest.raises(TelescopeError, match=rf"\.whl\b.*{DECLARED[declared]}"):
         publish(registry.store, make_project(code=code), owner="acme", datasets=[])
 
 

@@ -73,7 +73,7 @@ def describe_wheel(contents: WheelContents, *, counts_examples: bool = True) -> 
     its own package. Raises EnvironmentLoadError if it cannot be loaded.
     """
     question: Question = "declared" if counts_examples else "declarations"
-    what = f"{contents.distribution} {contents.version}"
+    what = f"{contents.module}-{contents.version}-py3-none-any.whl"
     with tempfile.TemporaryDirectory(prefix="telescope-wheel-") as unpacked:
         for path, data in contents.files.items():
             target = Path(unpacked, path)
