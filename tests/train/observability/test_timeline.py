@@ -140,6 +140,37 @@ def test_spans_of_ranks_are_placed_on_the_drivers_clock():
     asyncio.run(main())
 
 
+def test_an_answer_under_way_when_asking_ends_is_recorded():
+    class SlowRank(SkewedRank):
+        """A rank whose answer leaves it, and arrives later."""
+
+        def __init__(self) -> None:
+            super().__init__(0.0)
+            self.has_answered = asyncio.Event()
+            self.arrives = asyncio.Event()
+
+        async def taken_spans(self) -> TakenSpans:
+            taken = await super().taken_spans()
+            self.has_answered.set()
+            await self.arrives.wait()
+            return taken
+
+    async def main() -> None:
+        found: list[TimelineSpan] = []
+        rank = SlowRank()
+        rank.done.append(("optimizer", time.monotonic(), 0.5))
+        asking = RankSpans(lambda: [rank], Timeline(found.append))
+        asked = asyncio.create_task(asking.ask())
+        await rank.has_answered.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        rank.arrives.set()
+        await asking.ask_at_end()
+        assert [one.name for one in found] == ["optimizer"]
+
+    asyncio.run(main())
+
+
 def test_a_call_is_recorded_with_what_the_server_measured():
     found: list[ModelCall] = []
     log = CallLog(found.append)

@@ -147,6 +147,7 @@ class RankSpans:
         self._ranks = ranks
         self._timeline = timeline
         self._offsets: dict[int, _Offset] = {}
+        self._answers: asyncio.Future[list[None]] | None = None
 
     async def run(self) -> None:
         """Fetch repeatedly, until canceled."""
@@ -158,12 +159,17 @@ class RankSpans:
         """Fetch once more, from ranks that may be about to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_ANSWER_S):
+                if self._answers is not None and not self._answers.done():
+                    await self._answers
                 await self.ask()
 
     async def ask(self) -> None:
         """Fetch from every rank once; dead ranks are ignored, as something else watches them."""
         ranks = self._ranks()
-        await asyncio.gather(*(self._ask(number, rank) for number, rank in enumerate(ranks)))
+        asked = (self._ask(number, rank) for number, rank in enumerate(ranks))
+        self._answers = asyncio.gather(*asked)
+        # A rank forgets the spans that it hands over, so cancellation must not lose its answer.
+        await asyncio.shield(self._answers)
 
     async def _ask(self, number: int, rank: TimedRank) -> None:
         asked_s = self._timeline.clock.now_s()
