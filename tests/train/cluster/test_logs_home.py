@@ -1,5 +1,6 @@
 """Logs of another node arrive whole and in order, also when files are full and nodes are lost."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,3 +89,26 @@ async def test_what_an_earlier_start_of_the_run_left_is_not_fetched_again(tmp_pa
     append(far / "inference-0.jsonl", "new\n")
     await logs.fetch()
     assert (home / "inference-0.jsonl").read_text() == "new\n"
+
+
+async def test_an_answer_under_way_when_fetching_ends_is_written(tmp_path):
+    far, home = folders(tmp_path)
+    reader = Far(far)
+    has_answered, arrives = asyncio.Event(), asyncio.Event()
+
+    async def more() -> Sequence[LogPart]:
+        parts = await reader.more()
+        has_answered.set()
+        await arrives.wait()
+        return parts
+
+    logs = LogsHome(home, {"b": more})
+    append(far / "inference-0.jsonl", "1\n")
+    fetching = asyncio.create_task(logs.fetch())
+    await has_answered.wait()
+    fetching.cancel()
+    await asyncio.wait([fetching])
+    append(far / "inference-0.jsonl", "2\n")
+    arrives.set()
+    await logs.finish()
+    assert (home / "inference-0.jsonl").read_text() == "1\n2\n"

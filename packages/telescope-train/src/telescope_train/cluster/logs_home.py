@@ -92,6 +92,7 @@ class LogsHome:
         """`readers`: by name of the node, for messages."""
         self._folder = folder
         self._readers = dict(readers)
+        self._fetching: asyncio.Future[list[None]] | None = None
 
     @classmethod
     def of_none(cls) -> "LogsHome":
@@ -111,12 +112,16 @@ class LogsHome:
 
     async def fetch(self) -> None:
         """Fetch all new parts; a node that has gone is skipped from then on."""
-        await asyncio.gather(*(self._fetch_of(name) for name in list(self._readers)))
+        self._fetching = asyncio.gather(*(self._fetch_of(name) for name in list(self._readers)))
+        # A node does not read what it has sent again, so cancellation must not lose its answer.
+        await asyncio.shield(self._fetching)
 
     async def finish(self) -> None:
         """Fetch the rest, from nodes that answer soon."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
+                if self._fetching is not None and not self._fetching.done():
+                    await self._fetching
                 await self.fetch()
 
     async def _fetch_of(self, name: str) -> None:
