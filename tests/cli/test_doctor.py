@@ -59,13 +59,18 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     metrics.write_text("".join([*lines[:30], lines[30][:50] + "\n", *lines[31:-1], lines[-1][:50]]))
     write_result(torn.parent, read_result(torn.parent.with_name("sums-before")))
     torn.write_text(torn.read_text()[:500])
+    (path / "config.json").write_text("{")
     told = json.loads(doctor(capsys, path, "--json")[1])
     assert told["verdict"]["outcome"] == "learned"
     assert told["verdict"]["text"].startswith("Learned, as far as evals can be read: ")
     assert "sums-after cannot be read" in told["verdict"]["text"]
-    assert ["metrics.jsonl has a damaged line" in one for one in told["problems"]] == [True, False]
-    assert f"{torn} is damaged" in told["problems"][1]
-    assert doctor(capsys, path)[1].count("Note: ") == 2
+    for named, said in zip(
+        ("metrics.jsonl has a damaged line", "config.json is damaged", f"{torn} is damaged"),
+        told["problems"],
+        strict=True,
+    ):
+        assert named in said
+    assert doctor(capsys, path)[1].count("Note: ") == 3
     with pytest.raises(SystemExit):
         main(["eval", "compare", str(path / "evals" / "sums-before"), str(torn.parent)])
     said = capsys.readouterr().err

@@ -16,6 +16,7 @@ from tests.ports import free_port
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError
+from telescope_train.models import fit
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.plan.load import load_train_config
@@ -454,6 +455,13 @@ def test_adapters_are_named_as_the_matrices_of_the_model_are(flags, save_model):
     assert "o_proj" in problem
     assert "dense, fc1, fc2" in problem
     assert plan(flags, *model, "--lora_target_modules", '["q_proj", "dense"]').problems == ()
+
+
+def test_adapters_need_peft_before_anything_starts(flags, monkeypatch):
+    monkeypatch.setattr(fit, "find_spec", lambda name: None)
+    assert plan(flags).problems == ()
+    (problem,) = plan(flags, "--use_lora").problems
+    assert problem == "use_lora needs peft, which is not installed; install telescope-train[lora]"
 
 
 def test_ranks_share_no_rows_of_a_model_with_windows_unless_there_is_a_gpu(flags, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from telescope_core.evals.folder import read_results
 from telescope_core.evals.result import EvalResult
-from telescope_core.records.files import lines_left_out
+from telescope_core.records.files import damaged, lines_left_out, read_json
 from telescope_core.records.identity import RunInfo, RunState
 from telescope_core.records.run_folder import RunFolder
 
@@ -53,6 +53,9 @@ def problems_of(run: RunFolder, unreadable_evals: Mapping[str, str]) -> list[str
     """
     num_lines = run.num_damaged_metrics()
     lines = [lines_left_out("metrics.jsonl", num_lines)] if num_lines else []
+    config = run.path / "config.json"
+    if config.exists() and read_json(config) is None:
+        lines.append(damaged(config.name))
     return [*lines, *unreadable_evals.values()]
 
 

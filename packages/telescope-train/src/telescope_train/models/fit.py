@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from telescope_core.base.errors import ConfigError
@@ -116,6 +117,14 @@ def require_fit(name: str, config: "PreTrainedConfig", files: WeightFiles, dtype
         and (not files.is_here or _differ(files, sources[target], sources[source], dtype))
         for target, source in tied.items()
     )
+
+
+def require_peft() -> None:
+    """Raise ConfigError unless peft, which adds the adapters of `use_lora`, is installed."""
+    if find_spec("peft") is None:
+        raise ConfigError(
+            "use_lora needs peft, which is not installed; install telescope-train[lora]"
+        )
 
 
 def require_targets(model: "PreTrainedModel", targets: Sequence[str]) -> None:

@@ -18,24 +18,21 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from telescope_core.base.errors import ConfigError
 from telescope_train.config.trainer_section import TrainerSection
-from telescope_train.models.fit import require_targets
+from telescope_train.models.fit import require_peft, require_targets
 from telescope_train.models.rounding import round_steadily
 
 ADAPTER = "default"
 """peft's name for an adapter without one."""
 ADAPTER_FOLDER = "adapter"
 """Folder inside an export that holds the adapter alone."""
-_HINT = "use_lora needs peft; install telescope-train[lora]"
 
 
 def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
     """Freeze `lm` and add float32 adapters to the matrices in `lora_target_modules`."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise ConfigError(_HINT) from error
+    require_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
     require_targets(lm, trainer.lora_target_modules)
     config = LoraConfig(
         r=trainer.lora_rank,

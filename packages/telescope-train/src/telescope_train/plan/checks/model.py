@@ -10,7 +10,7 @@ from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import load_renderer
 from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer, require_rows
 from telescope_train.config.schema import ModelSection, TrainConfig
-from telescope_train.models.fit import empty_model, require_targets
+from telescope_train.models.fit import empty_model, require_peft, require_targets
 from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.models.location import locate_model, require_written
 from telescope_train.models.source import problems_of, read_source, served_source
@@ -44,6 +44,8 @@ def look_at_model(
         return ModelLook(notes=("torch is not installed here, so no file of the model was read",))
     notes: list[str] = []
     try:
+        if lora_targets:
+            require_peft()
         require_written(settings.model)
         location, copy = locate_model(settings.model), None
         if not Path(location).is_dir():
