@@ -404,3 +404,30 @@ def test_a_model_that_lacks_a_tensor_is_refused_before_anything_is_written(confi
         run_sft(load_sft_config([config_file]))
     assert not (tmp_path / "warm").exists()
     assert not (tmp_path / "warm-log").exists()
+
+
+@pytest.mark.parametrize("what", ["trained", "with notes", "of another kind", "no model"])
+def test_a_folder_that_is_no_new_tiny_model_is_never_replaced(config_file, tmp_path, what):
+    base = tmp_path / "base"
+    if what != "no model":
+        make_tiny_model(base, seed=0)
+    base.mkdir(exist_ok=True)
+    if what == "trained":  # with the same config
+        path = base / "model.safetensors"
+        trained = {name: value + 1 for name, value in load_file(path).items()}
+        save_file(trained, path, metadata={"format": "pt"})
+    elif what == "of another kind":
+        (base / "TINY_MODEL").unlink()
+    else:
+        (base / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in base.iterdir()}
+    with pytest.raises(ConfigError, match=r"make_tiny_model.*base.*name another folder"):
+        run_sft(load_sft_config([config_file]))
+    assert {path.name: path.read_bytes() for path in base.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "sft.toml"]
+
+
+def test_a_new_tiny_model_is_made_again(tmp_path):
+    first = (make_tiny_model(tmp_path / "base", seed=0) / "model.safetensors").read_bytes()
+    again = make_tiny_model(tmp_path / "base", seed=1) / "model.safetensors"
+    assert again.read_bytes() != first

@@ -10,15 +10,19 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from telescope_core.base.errors import ConfigError
+from telescope_core.base.file_proofs import proofs_of
+from telescope_core.records.files import read_json, write_json
 from telescope_core.records.folders import whole_folder
 from telescope_train.models.load import no_progress_bars
-from telescope_train.models.location import require_replaceable
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 MAX_TOKENS = 2048
 """Longest sequence, in tokens."""
 INITIAL_STD = 0.08
 """About 1 / sqrt(128), the hidden size: at 0.02 the model learns several times slower."""
+PROOFS = "TINY_MODEL"
+"""File with the proofs of all others, by which a tiny model that nobody has changed is known."""
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -32,15 +36,36 @@ CHAT_TEMPLATE = (
 def make_tiny_model(folder: str | Path, *, seed: int) -> Path:
     """Write the model, its tokenizer and chat template to `folder`; returns `folder`.
 
-    The folder appears complete or not at all. An existing model there is replaced.
+    The folder appears complete or not at all. A tiny model there is replaced, and anything else
+    refused.
     """
     folder = Path(folder)
-    require_replaceable(folder)
+    require_tiny(folder)
     with whole_folder(folder) as partial, no_progress_bars():
         tokenizer = character_tokenizer()
         tokenizer.save_pretrained(partial)
         _random_model(tokenizer, seed).save_pretrained(partial)
+        proofs = proofs_of(partial, {})
+        write_json(partial / PROOFS, {name: one.model_dump() for name, one in proofs.items()})
     return folder
+
+
+def require_tiny(folder: Path) -> None:
+    """Raise ConfigError if `folder` holds anything but what `make_tiny_model` wrote there.
+
+    A tiny model that was trained has the same config, so the contents of all files decide.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    proofs = read_json(folder / PROOFS) or {}
+    found = proofs_of(folder, {}) if proofs else {}
+    found.pop(PROOFS, None)
+    if not proofs or {name: one.model_dump() for name, one in found.items()} != proofs:
+        raise ConfigError(
+            f"make_tiny_model writes random weights to {str(folder)!r}, which exists and is not "
+            "a model that make_tiny_model wrote and nobody changed; remove make_tiny_model to "
+            "train the model that is there, name another folder, or remove it"
+        )
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

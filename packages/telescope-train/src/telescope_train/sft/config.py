@@ -78,7 +78,8 @@ class SftConfig(Section):
     model: Annotated[str, Field(min_length=1)]
     """Folder of a Hugging Face model, or its id on the Hugging Face Hub."""
     make_tiny_model: bool = False
-    """Write a new model of about 0.6M parameters, with a character tokenizer, to `model` first."""
+    """Write a new model of about 0.6M parameters, with a character tokenizer, to `model` first.
+    Only a model that this wrote, and nobody changed, is replaced there."""
     output: Annotated[str, Field(min_length=1)]
     """Folder to which the trained model is written, in Hugging Face format."""
     environments: tuple[SftEnvironment, ...] = ()

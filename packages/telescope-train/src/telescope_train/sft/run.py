@@ -38,7 +38,7 @@ from telescope_train.config.trainer_section import smaller_rank
 from telescope_train.models.device import machine_device, threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS, context_problem, read_model_facts
 from telescope_train.models.location import require_replaceable
-from telescope_train.models.tiny import character_tokenizer, make_tiny_model
+from telescope_train.models.tiny import character_tokenizer, make_tiny_model, require_tiny
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
 from telescope_train.plan.checks.trainer import lora_targets, shared_rows_problem
 from telescope_train.sft.checkpoints import (
@@ -105,9 +105,9 @@ def _run_sft(
     require_replaceable(output)
     if note := settings_found(config).note:
         tell(note)
-    if config.make_tiny_model:
-        require_replaceable(Path(config.model))
     point = sft_resume_point(config)
+    if config.make_tiny_model and point is None:
+        require_tiny(Path(config.model))
     if point is not None:
         for note in resume_notes(config, point):
             tell(note)
