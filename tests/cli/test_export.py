@@ -197,6 +197,9 @@ def found_in(folder: Path) -> dict[str, torch.Tensor]:
         (["RUN/checkpoints/final", "--all"], ["checkpoints/final", "--all"]),
         (["RUN", "--push", "me/mine"], ["HF_TOKEN", "hf auth login"]),
         (["RUN", "--output", "RUN"], ["RUN"]),
+        (["RUN", "--output", "RUNS/run/../tiny"], ["tiny", "the run began with"]),
+        (["RUN", "--output", "RUN/checkpoints/final/model"], ["final/model", "description"]),
+        (["RUN", "--output", "RUN/checkpoints/final/state"], ["final/state", "state of"]),
     ],
 )
 def test_mistakes_are_explained(trained, telescope, tmp_path, arguments, facts):

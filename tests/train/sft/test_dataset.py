@@ -311,6 +311,8 @@ PLAYED = ["--environments", '[{"name": "a"}]']
             "dataset_revision",
             ["--dataset", "some/rows", "--dataset_revision", "1"],
         ),
+        ([*PLAYED, "--model", "./o"], "output must not.*model './o'", PLAYED),
+        ([*PLAYED, "--model", "o/base"], "output must not.*model 'o/base'", PLAYED),
     ],
 )
 def test_settings_of_the_source(flags, facts, fixed):

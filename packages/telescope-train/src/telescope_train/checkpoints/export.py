@@ -65,9 +65,11 @@ def export_checkpoint(
     Raises ConfigError, before anything is written, if a file has changed since it was saved.
 
     `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
-    size of one file of weights, such as "5GB". A model that is already in `output` is replaced.
+    size of one file of weights, such as "5GB". A model that is already in `output` is replaced,
+    unless the run of the checkpoint began with it.
     """
     require_replaceable(output)
+    _require_expendable(output, checkpoint)
     require_whole(checkpoint, by_exporting)
     config = checkpoint.manifest.config
     settings = ModelSection.model_validate(config["model"])
@@ -95,6 +97,20 @@ def export_checkpoint(
         num_parameters=model.num_parameters(),
         num_files=len(list(output.glob("*.safetensors"))),
     )
+
+
+def _require_expendable(output: Path, checkpoint: RunCheckpoint) -> None:
+    """Raise ConfigError if `output` holds what the run or the checkpoint itself needs."""
+    needed = {
+        "the model that the run began with": Path(checkpoint.manifest.config["model"]["model"]),
+        "the state of the checkpoint": checkpoint.state_path,
+        "the description of the model in the checkpoint": checkpoint.model_path,
+    }
+    for what, folder in needed.items():
+        if folder.expanduser().resolve().is_relative_to(output.resolve()):
+            raise ConfigError(
+                f"{str(output)!r} holds {what}, which the export would replace; name another folder"
+            )
 
 
 def _export_megatron(

@@ -227,8 +227,12 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
         )
     if problems := settings_found(config).problems:
         raise ConfigError("\n".join(problems))
-    if config.make_tiny_model and Path(config.model).resolve() == Path(config.output).resolve():
-        raise ConfigError("model and output must be different folders if make_tiny_model is set")
+    model, output = Path(config.model).expanduser().resolve(), Path(config.output).resolve()
+    if model.is_relative_to(output):
+        raise ConfigError(
+            f"output must not be the folder of the model or one around it, because it is replaced; "
+            f"got model {config.model!r} and output {config.output!r}; name another output"
+        )
     return config
 
 
