@@ -23,7 +23,12 @@ from telescope_core.types import Completion, Example, Message
 from telescope_train.algorithms import load_algorithm
 from telescope_train.backends.protocol import BackendSettings, RankDiedError
 from telescope_train.batches.packing import Packing
-from telescope_train.checkpoints.resume import newest_to_go_on, open_run_folder, resume_point
+from telescope_train.checkpoints.resume import (
+    drop_repeated,
+    newest_to_go_on,
+    open_run_folder,
+    resume_point,
+)
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts, train
@@ -223,6 +228,7 @@ async def _run(config: TrainConfig, rank: MortalRank, killed_after: int | None) 
     restarts = Restarts(3)
     if point is not None:
         await ranks.load_checkpoint(point.checkpoint.state_path, point.checkpoint.state_proofs)
+    drop_repeated(point, folder)
 
     async def go_back(died):
         begun = newest_to_go_on(config, point)

@@ -181,6 +181,7 @@ async def test_attempts_that_were_replaced_are_recorded_apart(tiny, start, tmp_p
         config={},
         resume=Resume(at="now", checkpoint="c", step=1),
     )
+    resumed.drop_after(1)
     assert {one.step for one in resumed.attempts()} == {1}
 
 

@@ -360,7 +360,9 @@ def test_evals_after_training_are_kept_where_no_step_is_left(tmp_path):
             (run.evals_path / name).mkdir(parents=True)
         end_process(path)
         resume = Resume(at="now", step=step, checkpoint="")
-        again = RunFolder.resume(path, config={}, resume=resume, keeps_evals_after=step == 10)
+        again = RunFolder.resume(path, config={}, resume=resume)
+        assert len(again.eval_folders()) == 2, "nothing is lost before the first step"
+        again.drop_after(step, keeps_evals_after=step == 10)
         assert [one.name for one in again.eval_folders()] == left
 
 

@@ -8,7 +8,12 @@ import pytest
 
 from telescope_core.records import RunFolder
 from telescope_core.records.identity import NOTHING_SAVED
-from telescope_train.checkpoints.resume import location_problems, open_run_folder, resume_point
+from telescope_train.checkpoints.resume import (
+    drop_repeated,
+    location_problems,
+    open_run_folder,
+    resume_point,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resume_run import config_of, records_of
@@ -41,7 +46,9 @@ def begun(config):
     point = resume_point(config, records_of(config))
     if problems := location_problems(config, point):
         return problems, point
-    return open_run_folder(config, point, records_of(config)), point
+    folder = open_run_folder(config, point, records_of(config))
+    drop_repeated(point, folder)
+    return folder, point
 
 
 def test_the_first_try_begins(config):

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.ports import free_port
@@ -11,14 +12,18 @@ from tests.ports import free_port
 from telescope_core.base.environment_record import record_of
 from telescope_core.errors import ConfigError
 from telescope_core.finding.locate import locate_environment
+from telescope_core.records import RunState
 from telescope_core.settings.config import load_config
 from telescope_train import run
-from telescope_train.checkpoints.resume import resume_point
+from telescope_train.checkpoints.folders import FINAL, CheckpointManifest, checkpoints_folder
+from telescope_train.checkpoints.resume import open_run_folder, resume_point
+from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.cluster.ports import port_problems
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import read_model_facts
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.prepared import prepare
+from telescope_train.rollouts.sampled import SamplerState
 from telescope_train.run import run_training
 
 ONCE = (
@@ -89,6 +94,50 @@ def test_what_stands_in_the_way_is_raised_before_anything_is_written(tmp_path, t
     with pytest.raises(ConfigError, match="cannot import environment 'nowhere:Echo'"):
         run_training(broken)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_resume_that_ends_before_its_first_step_leaves_a_finished_run_as_it_was(
+    tmp_path, tiny, monkeypatch
+):
+    first = prepare(load_train_config([], settings(tmp_path, tiny)))
+    path = tmp_path / "runs" / "counted"
+    folder = open_run_folder(first.config, None, first.environments.records, first.inputs)
+    folder.log_metrics({"step": 1})
+    folder.write_summary({"steps": 1})
+    folder.report_path.write_text("the report")
+    (folder.evals_path / "plan_environment-Echo-after").mkdir()
+    (folder.evals_path / "plan_environment-Echo-after" / "results.json").write_text("{}")
+    folder.finish()
+    saved = checkpoints_folder(first.config) / FINAL
+    (saved / "state").mkdir(parents=True)
+    (saved / "state" / ".metadata").touch()
+    write_sampler_state(saved, SamplerState(next_batch=1, draw_position=0, batches={}))
+    manifest = CheckpointManifest(
+        run="counted",
+        step=1,
+        num_ranks=1,
+        has_training_state=True,
+        config=first.config.model_dump(mode="json"),
+        environment_records=dict(first.environments.records),
+    )
+    (saved / "checkpoint.json").write_text(manifest.model_dump_json())
+
+    def files() -> dict[Path, bytes]:
+        found = (one for one in path.rglob("*") if one.is_file())
+        return {one: one.read_bytes() for one in found if folder.logs_path not in one.parents}
+
+    def damaged(*arguments, **named):
+        assert folder.info().state is RunState.RUNNING
+        raise ConfigError("the checkpoint is damaged")
+
+    monkeypatch.setattr(run, "ray_cluster", damaged)
+    before = files()
+    flags = ["--number_of_steps", "2", "--resume_from_checkpoint", "latest"]
+    with pytest.raises(ConfigError, match="is damaged"):
+        run_training(prepare(load_train_config([], [*settings(tmp_path, tiny), *flags])))
+    assert files() == before
+    assert folder.info().state is RunState.FINISHED
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from telescope_train.checkpoints.folders import (
     restore,
 )
 from telescope_train.checkpoints.resume import (
+    drop_repeated,
     is_over,
     newest_to_go_on,
     open_run_folder,
@@ -52,8 +53,9 @@ from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus,
 from telescope_train.cluster.supervision import supervised
 from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
+from telescope_train.config.run_folder import run_folder
 from telescope_train.diagnostics.engine_check import check_engine
-from telescope_train.ending import end_early
+from telescope_train.ending import end_early, finished_before
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals, SharingAfterEvals
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
@@ -123,10 +125,11 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     with ExitStack() as opening:
         # A run that has a folder records there how it ended, also after a signal.
         opening.enter_context(interrupts.held())
+        before = finished_before(run_folder(config))
         folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
         folder.hide = run_secrets(prepared)
         log = run_logs(config, folder).begin("driver", secrets=folder.hide)
-        _take_all_steps(prepared, folder, log, opening)
+        _take_all_steps(prepared, folder, log, opening, before=before)
     with interrupts.held():
         try:
             summary = make_summary(config, folder)
@@ -142,23 +145,30 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
 
 
 def _take_all_steps(
-    prepared: Prepared, folder: RunFolder, log: ProcessLog, opening: ExitStack
+    prepared: Prepared,
+    folder: RunFolder,
+    log: ProcessLog,
+    opening: ExitStack,
+    *,
+    before: Mapping[str, bytes],
 ) -> None:
     """Train, and record in the folder how an early end came about.
 
-    `opening` is closed once a signal may end it.
+    `opening` is closed once a signal may end it. `before`: see `end_early`.
     """
     config, point = prepared.config, prepared.resume
     try:
         opening.close()
         interrupts.raise_if_asked()
         announce(prepared, begins_again=point is None and bool(folder.info().resumes))
-        if point is None or not is_over(config, point.checkpoint):
+        if point is not None and is_over(config, point.checkpoint):
+            drop_repeated(point, folder)
+        else:
             _on_cluster(prepared, folder)
         _LOGGER.info("the run has taken its last step")
     except BaseException as error:
         with interrupts.held():
-            ended = end_early(config, folder, error)
+            ended = end_early(config, folder, error, before=before)
         if ended is error:
             raise
         raise ended from error
@@ -200,7 +210,10 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
     """Open every part, train, and close every part in any case."""
     config = prepared.config
     names = [entry.name for entry in config.environments]
-    before = folder.metrics() if prepared.resume is not None else ()
+    point = prepared.resume
+    before = [
+        one for one in folder.metrics() if point and one.get("step", 0) <= point.checkpoint.step
+    ]
     with (
         ExitStack() as closing,
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,
@@ -323,6 +336,7 @@ async def _get_ready(resources: Resources) -> _Ready:
     first_version = await _restore(resources)
     packing = _packing(prepared, mix, ranks)
     await _prove(resources, mix, packing)
+    drop_repeated(prepared.resume, folder)
     if config.evals.eval_before_training and not first_version:
         view.phase("evals before training")
         await evals.whole_round(BEFORE, first_version)

@@ -153,14 +153,12 @@ class RunFolder:
         *,
         config: Mapping[str, JsonValue],
         resume: Resume,
-        keeps_evals_after: bool = False,
         has_ended_elsewhere: bool = False,
     ) -> "RunFolder":
-        """Continue the run in `path`; its records after `resume.step` are deleted.
+        """Continue the run in `path`; its records stay until `drop_after` is called.
 
-        Those steps will be repeated. A run that is still running is refused. `keeps_evals_after`:
-        no step is left, so that evals after training stay valid. `has_ended_elsewhere`: the caller
-        knows that the run has ended if it was on another machine.
+        A run that is still running is refused. `has_ended_elsewhere`: the caller knows that the run
+        has ended if it was on another machine.
         """
         run = cls.open(path)
         info = run.info()
@@ -168,16 +166,15 @@ class RunFolder:
             _require_ended(path, info)
         run._write_info(resumed_run_info(info, resume))
         write_json(path / "config.json", without_secrets(config))
-        run._drop_after(resume.step, keeps_evals_after=keeps_evals_after)
         return run
 
     def go_back(self, restart: Restart) -> None:
         """Record that a running run goes back to `restart.step` and takes later steps again.
 
-        Their records are deleted, as in `resume`.
+        Their records are deleted.
         """
         append_json_line(self.path / "restarts.jsonl", asdict(restart))
-        self._drop_after(restart.step)
+        self.drop_after(restart.step)
 
     def restarts(self) -> list[Restart]:
         """Return the restarts of trainer ranks, oldest first."""
@@ -414,7 +411,11 @@ class RunFolder:
         """Return the summary; None if the run ended before it was written."""
         return read_json(self.path / "summary.json")
 
-    def _drop_after(self, step: int, *, keeps_evals_after: bool = False) -> None:
+    def drop_after(self, step: int, *, keeps_evals_after: bool = False) -> None:
+        """Delete the records after `step`, whose steps are about to be repeated, and the summary.
+
+        `keeps_evals_after`: no step is left, so that evals after training stay valid.
+        """
         self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
         # A run that goes on beyond its last step will have another one evaluated as the last.
         self._keep_lines(

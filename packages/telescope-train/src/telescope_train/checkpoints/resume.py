@@ -275,13 +275,27 @@ def open_run_folder(
     records: Records,
     inputs: Mapping[str, str] = NO_INPUTS,
 ) -> RunFolder:
-    """Return the run folder to write to: a new one, or the one of the continued run."""
+    """Return the run folder to write to: a new one, or the one of the continued run.
+
+    Records of steps that will be repeated are still in it, see `drop_repeated`.
+    """
     folder = _opened(config, point)
     folder.note_environments(records)
     folder.note_inputs(inputs)
     origin = origin_of(config)
     folder.note_settings(origin.given, origin.chosen, origin.defaults)
     return folder
+
+
+def drop_repeated(point: ResumePoint | None, folder: RunFolder) -> None:
+    """Delete the records of the steps that a run from `point` will take again.
+
+    Called once everything is ready for them, because nothing brings these records back.
+    """
+    if point is None:
+        folder.drop_after(0)
+    else:
+        folder.drop_after(point.checkpoint.step, keeps_evals_after=point.is_at_last_step)
 
 
 def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]] | None:
@@ -311,7 +325,6 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
             path,
             config=settings,
             resume=resume,
-            keeps_evals_after=point is not None and point.is_at_last_step,
             has_ended_elsewhere=config.checkpoint.resume_if_saved,
         )
     folder = RunFolder.create(path, config=settings, name=config.run.name)
