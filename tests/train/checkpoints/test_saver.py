@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core.records.folders import end_replacing, sweep
+from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.schema import CheckpointSection, ModelSection
 
@@ -25,6 +26,9 @@ class QuickRanks:
 
     async def finish_checkpoint(self):
         return {}
+
+    async def save_pretrained(self, folder):
+        folder.mkdir()
 
 
 def describe(folder: Path, settings: ModelSection) -> None:
@@ -106,6 +110,24 @@ async def test_retention_leaves_what_another_run_saved(tmp_path):
     await saved("other", 1, 2)
     await saved("run", 3, 4, 5)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-000002", "step-000005"]
+
+
+@pytest.mark.parametrize(("keep_last", "kept"), [(None, ["4", "5", "6"]), (1, ["4", "6"])])
+async def test_the_last_checkpoint_of_a_run_that_goes_on_is_kept(tmp_path, keep_last, kept):
+    section = CheckpointSection(checkpoint_every=1, checkpoint_keep_last=keep_last)
+    run = replace(saved_in(tmp_path), section=section)
+    for steps, resumed_from in [((4,), None), ((5, 6, 7), tmp_path / "final")]:
+        checkpointer = Checkpointer(
+            run, QuickRanks(), None, resumed_from=resumed_from, describe=describe
+        )
+        for step in steps[:-1]:
+            await checkpointer.after_step(step)
+        for _ in range(2):  # as a run does that is resumed at its last step
+            await checkpointer.finish(steps[-1])
+        await checkpointer.close()
+    found = {path.name: read_checkpoint(path).step for path in tmp_path.iterdir()}
+    assert found == {"final": 7, **{f"step-00000{step}": int(step) for step in kept}}
+    assert (tmp_path / "step-000004" / "hf").is_dir()
 
 
 def replaced_halfway(folder: Path) -> None:

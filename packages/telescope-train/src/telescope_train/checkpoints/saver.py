@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.errors import ConfigError
 from telescope_core.base.file_proofs import FileProof
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.records.folders import partial_folder, put_in_place, remove_folder, sweep
@@ -27,6 +28,7 @@ from telescope_train.checkpoints.folders import (
     checkpoints_folder,
     complete_checkpoints,
     expendable,
+    read_checkpoint,
     write_manifest,
 )
 from telescope_train.checkpoints.sampler_state import write_sampler_state
@@ -212,7 +214,7 @@ class Checkpointer:
                 of_ranks = await self._until_ranks_are_done()
                 with self._room_for(path):
                     await self._in_thread(write_manifest, partial, manifest, of_ranks)
-                    await self._in_thread(self._publish, path)
+                    await self._in_thread(self._publish, path, manifest.step)
 
     async def _until_ranks_are_done(self) -> Mapping[str, FileProof]:
         """Return the proofs of the files that the ranks have written, by name."""
@@ -223,7 +225,9 @@ class Checkpointer:
         # Every rank has ended its writing by now, so this only raises their errors.
         return await self._ranks.finish_checkpoint()
 
-    def _publish(self, path: Path) -> None:
+    def _publish(self, path: Path, step: int) -> None:
+        if path.name == FINAL:
+            self._keep_older_final(path, step)
         # Older checkpoints are removed only after the new one has its name, so that a crash in
         # between leaves one too many and never one too few.
         put_in_place(path)
@@ -238,6 +242,20 @@ class Checkpointer:
             never=self._resumed_from,
         ):
             remove_folder(one.path)
+
+    def _keep_older_final(self, path: Path, step: int) -> None:
+        """Give the last checkpoint of a run that went on after it the name of its step."""
+        try:
+            older = read_checkpoint(path)
+        except ConfigError:  # there is none, or none that could be used
+            return
+        kept = path.with_name(_name(older.step))
+        # One of the same step, from before the run was shortened, needs no second one beside it.
+        if older.step == step or kept.exists():
+            return
+        if self._resumed_from is not None and self._resumed_from.resolve() == path.resolve():
+            self._resumed_from = kept
+        path.rename(kept)
 
     @asynccontextmanager
     async def _removed_on_failure(self, partial: Path) -> AsyncIterator[None]:
