@@ -204,7 +204,7 @@ def test_a_folder_and_num_examples(tmp_path):
 def test_rows_that_are_no_conversation_are_named(tmp_path, row, fact):
     others = [conversation(number) for number in range(5)]
     path = write(tmp_path / "chats.jsonl", [others[0], row, *others[1:]])
-    with pytest.raises(ConfigError, match=rf"\brow 1\b.*{path.name}.*{fact}"):
+    with pytest.raises(ConfigError, match=rf"\brow 2\b.*{path.name}.*{fact}"):
         dataset_samples(config_of(path), TOKENIZER)
     write(path, others)
     assert len(dataset_samples(config_of(path), TOKENIZER).learnt) == 1
@@ -265,9 +265,9 @@ def test_tools_that_a_conversation_offers_are_shown_and_not_learned(tmp_path):
     ("tools", "facts"),
     [
         ([SHELL], "chat template.*chat_template"),
-        ([SHELL["function"]], r"\brow 3\b.*tools.*function\.name"),
-        ("no json", r"\brow 3\b.*tools"),
-        ({"shell": {}}, r"\brow 3\b.*tools"),
+        ([SHELL["function"]], r"\brow 4\b.*tools.*function\.name"),
+        ("no json", r"\brow 4\b.*tools"),
+        ({"shell": {}}, r"\brow 4\b.*tools"),
     ],
 )
 def test_tools_that_cannot_be_shown_are_refused(tmp_path, tools, facts):

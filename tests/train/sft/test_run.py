@@ -38,6 +38,13 @@ def test_supervised_training_reaches_the_settings_of_megatron(config_file):
     assert settings.trainer.share_prefixes is False, "each example has a prompt of its own"
 
 
+def test_warm_up_takes_at_most_all_steps_unless_it_is_set(config_file):
+    for num_steps, expected in [("3", 3), ("10", 10), ("40", 10)]:
+        config = load_sft_config([config_file], ["--number_of_steps", num_steps])
+        assert config.warmup_steps == expected
+        assert "warmup_steps" not in config.model_fields_set
+
+
 @pytest.fixture
 def config_file(tmp_path):
     path = tmp_path / "sft.toml"

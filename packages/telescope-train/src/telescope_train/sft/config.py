@@ -20,6 +20,7 @@ from telescope_train.config.fields import (
     Positive,
     Ratio,
     Section,
+    decided,
     sorted_out,
     unused,
     was_set,
@@ -110,7 +111,7 @@ class SftConfig(Section):
     lr_scheduler: LearningRateShape = "cosine"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 10
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises from 0; unless set, at most number_of_steps."""
     min_lr_ratio: Ratio = 0.1
     """Share of the peak learning rate at which `linear` and `cosine` end."""
     weight_decay: NotNegative = 0.01
@@ -220,6 +221,8 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")
+    if not was_set(config, "warmup_steps"):
+        config = decided(config, warmup_steps=min(config.warmup_steps, config.number_of_steps))
     if config.warmup_steps > config.number_of_steps:
         raise ConfigError(
             f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "

@@ -48,7 +48,7 @@ class Conversation:
 def read_conversations(config: SftConfig) -> list[Conversation]:
     """Return all conversations of the dataset; raises ConfigError that names a row without one."""
     conversations: list[Conversation] = []
-    for number, row in enumerate(_load(config)):
+    for number, row in enumerate(_load(config), start=1):
         label = f"row {number} of {config.dataset}"
         if config.messages_field not in row:
             raise ConfigError(
