@@ -5,18 +5,14 @@ are not.
 """
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from signal import SIGINT
-from types import MappingProxyType
 
-from telescope_core.base.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.base.errors import NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.base.interrupts import Interrupted
-from telescope_core.records import RunFolder, RunState
-from telescope_core.records.folders import sweep, whole_file
+from telescope_core.records import RunFolder
+from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
-from telescope_core.records.run_folder import SETTINGS_FILE
 from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.checkpoints.resume import newest_to_go_on
@@ -24,35 +20,12 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import smaller_rank
 
 _LOGGER = logging.getLogger(__name__)
-_REPLACED = ("config.json", SETTINGS_FILE, "run.json")
-"""Files of a run that a resume replaces before its first step."""
-_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-def finished_before(path: Path) -> dict[str, bytes]:
-    """Return name -> content of what a resume replaces in `path`, if a finished run is there."""
-    try:
-        state = RunFolder.open(path).info().state
-    except ConfigError:
-        return {}
-    if state is not RunState.FINISHED:
-        return {}
-    return {name: (path / name).read_bytes() for name in _REPLACED if (path / name).is_file()}
-
-
-def end_early(
-    config: TrainConfig,
-    folder: RunFolder,
-    error: BaseException,
-    *,
-    before: Mapping[str, bytes] = _NOTHING,
-) -> BaseException:
+def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> BaseException:
     """Record the reason for the end of the run, and return the error to raise instead of `error`.
 
     A checkpoint that was being written is removed. No process of the run may write any more.
-
-    `before`: `finished_before` the run was opened. It is finished again if it still has its
-    results, because nothing was done yet that the end could concern.
     """
     error = _first(error)
     # A full disk may be the failure: it must not be hidden by another one.
@@ -63,14 +36,12 @@ def end_early(
         reason = f"interrupted by {number.name} at step {folder.last_step()}"
         _LOGGER.info("the run was %s", reason, extra={SHOWN_AS: "warning"})
         with suppress(OSError, NoRoomError):
-            if not _finished_again(folder, before):
-                folder.interrupt(reason)
+            folder.interrupt(reason)
         return Interrupted(number, f"{reason}; {how_to_go_on(config)}")
     reason = _reason(error)
     _LOGGER.info("the run has failed: %s", reason, extra={SHOWN_AS: "error"})
     with suppress(OSError, NoRoomError):
-        if not _finished_again(folder, before):
-            folder.fail(reason)
+        folder.fail(reason)
     if isinstance(error, ProcessDiedError):
         return ProcessDiedError(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
@@ -81,16 +52,6 @@ def end_early(
             advice = f"set {share}, which leaves more to the trainer, or {advice}"
         return GpuMemoryError(f"{error}; {advice}. {_ended(config, folder)}")
     return error
-
-
-def _finished_again(folder: RunFolder, before: Mapping[str, bytes]) -> bool:
-    """Bring back the files `before` unless the results are gone; returns whether it was done."""
-    if not before or folder.summary() is None:
-        return False
-    for name, content in before.items():
-        with whole_file(folder.path / name) as partial:
-            partial.write_bytes(content)
-    return True
 
 
 def _ended(config: TrainConfig, folder: RunFolder) -> str:

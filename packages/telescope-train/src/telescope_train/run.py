@@ -53,9 +53,8 @@ from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus,
 from telescope_train.cluster.supervision import supervised
 from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
-from telescope_train.config.run_folder import run_folder
 from telescope_train.diagnostics.engine_check import check_engine
-from telescope_train.ending import end_early, finished_before
+from telescope_train.ending import end_early
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals, SharingAfterEvals
 from telescope_train.loop import LoopParts, train
 from telescope_train.observability.terminal import (
@@ -125,11 +124,10 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
     with ExitStack() as opening:
         # A run that has a folder records there how it ended, also after a signal.
         opening.enter_context(interrupts.held())
-        before = finished_before(run_folder(config))
         folder = open_run_folder(config, point, prepared.environments.records, prepared.inputs)
         folder.hide = run_secrets(prepared)
         log = run_logs(config, folder).begin("driver", secrets=folder.hide)
-        _take_all_steps(prepared, folder, log, opening, before=before)
+        _take_all_steps(prepared, folder, log, opening)
     with interrupts.held():
         try:
             summary = make_summary(config, folder)
@@ -145,16 +143,11 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
 
 
 def _take_all_steps(
-    prepared: Prepared,
-    folder: RunFolder,
-    log: ProcessLog,
-    opening: ExitStack,
-    *,
-    before: Mapping[str, bytes],
+    prepared: Prepared, folder: RunFolder, log: ProcessLog, opening: ExitStack
 ) -> None:
     """Train, and record in the folder how an early end came about.
 
-    `opening` is closed once a signal may end it. `before`: see `end_early`.
+    `opening` is closed once a signal may end it.
     """
     config, point = prepared.config, prepared.resume
     try:
@@ -168,7 +161,7 @@ def _take_all_steps(
         _LOGGER.info("the run has taken its last step")
     except BaseException as error:
         with interrupts.held():
-            ended = end_early(config, folder, error, before=before)
+            ended = end_early(config, folder, error)
         if ended is error:
             raise
         raise ended from error
@@ -211,9 +204,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
     config = prepared.config
     names = [entry.name for entry in config.environments]
     point = prepared.resume
-    before = [
-        one for one in folder.metrics() if point and one.get("step", 0) <= point.checkpoint.step
-    ]
+    before = [row for row in folder.metrics() if point and row["step"] <= point.checkpoint.step]
     with (
         ExitStack() as closing,
         LiveView(config.run.number_of_steps, names, rows_before=before) as view,

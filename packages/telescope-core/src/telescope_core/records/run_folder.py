@@ -1,7 +1,8 @@
 """`RunFolder`: writes and reads everything that one run records.
 
 Files are appended line by line, or written and then renamed, so that a folder can be read during
-the run and after it was killed. A RunFolder keeps no open files and no state except its path.
+the run and after it was killed. A RunFolder keeps no open files, and no state except its path and
+what a resume has replaced.
 """
 
 import re
@@ -31,6 +32,7 @@ from telescope_core.records.files import (
     write_json,
     write_json_lines,
 )
+from telescope_core.records.folders import whole_file
 from telescope_core.records.identity import (
     FORMAT_VERSION,
     Resume,
@@ -103,6 +105,8 @@ class RunFolder:
         self.hide: Collection[str] = ()
         """Values of secrets that are removed from everything an environment reports about
         rollouts."""
+        self._finished = dict[str, bytes]()
+        """Files of a finished run that `resume` replaced, until its records are deleted."""
 
     @classmethod
     def create(
@@ -157,13 +161,17 @@ class RunFolder:
     ) -> "RunFolder":
         """Continue the run in `path`; its records stay until `drop_after` is called.
 
-        A run that is still running is refused. `has_ended_elsewhere`: the caller knows that the run
+        A finished run that ends before that is as it was, because its results are still valid. A
+        run that is still running is refused. `has_ended_elsewhere`: the caller knows that the run
         has ended if it was on another machine.
         """
         run = cls.open(path)
         info = run.info()
         if not (has_ended_elsewhere and info.may_run_elsewhere):
             _require_ended(path, info)
+        if info.state is RunState.FINISHED:
+            replaced = (path / name for name in ("config.json", SETTINGS_FILE, "run.json"))
+            run._finished = {one.name: one.read_bytes() for one in replaced if one.is_file()}
         run._write_info(resumed_run_info(info, resume))
         write_json(path / "config.json", without_secrets(config))
         return run
@@ -416,6 +424,7 @@ class RunFolder:
 
         `keeps_evals_after`: no step is left, so that evals after training stay valid.
         """
+        self._finished.clear()
         self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
         # A run that goes on beyond its last step will have another one evaluated as the last.
         self._keep_lines(
@@ -448,6 +457,11 @@ class RunFolder:
         return [part_of(folder, step) or StepPart(step_path(folder, step)) for step in steps]
 
     def _end(self, state: RunState, reason: str) -> None:
+        if self._finished:
+            for name, content in self._finished.items():
+                with whole_file(self.path / name) as partial:
+                    partial.write_bytes(content)
+            return
         changes = {"state": state, "reason": reason, "ended_at": now()}
         self._write_info(self.info().model_copy(update=changes))
 

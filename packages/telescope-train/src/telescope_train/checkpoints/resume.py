@@ -292,10 +292,8 @@ def drop_repeated(point: ResumePoint | None, folder: RunFolder) -> None:
 
     Called once everything is ready for them, because nothing brings these records back.
     """
-    if point is None:
-        folder.drop_after(0)
-    else:
-        folder.drop_after(point.checkpoint.step, keeps_evals_after=point.is_at_last_step)
+    is_done = point is not None and point.is_at_last_step
+    folder.drop_after(0 if point is None else point.checkpoint.step, keeps_evals_after=is_done)
 
 
 def trained_before(point: ResumePoint, folder: RunFolder) -> set[tuple[str, str]] | None:
