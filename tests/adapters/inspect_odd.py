@@ -3,10 +3,12 @@
 import asyncio
 
 from inspect_ai import Epochs, Task, task
+from inspect_ai.agent import react
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageUser, GenerateConfig, ResponseSchema, get_model
 from inspect_ai.scorer import Score, accuracy, match, model_graded_qa, scorer
-from inspect_ai.solver import generate, prompt_template, solver
+from inspect_ai.solver import generate, prompt_template, solver, use_tools
+from inspect_ai.tool import ToolError, tool
 from inspect_ai.util import JSONSchema, store
 
 QUESTION = "Which river is this?"
@@ -146,3 +148,37 @@ def words():
 def many(size):
     samples = [Sample(input=f"{i}+1=", target=str(i + 1)) for i in range(int(size))]
     return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=match())
+
+
+@tool
+def look():
+    async def execute(where: str) -> str:
+        """Look.
+
+        Args:
+            where: Where.
+        """
+        raise ToolError(f"nothing in {where}")
+
+    return execute
+
+
+@task
+def looks():
+    return Task(dataset=river(), solver=[use_tools(look()), generate()], scorer=match())
+
+
+@task
+def agent():
+    return Task(dataset=river(), solver=react(tools=[look()]), scorer=match())
+
+
+@task
+def exactly():
+    """Its reward is 1 for the one right answer, and is asked for twice."""
+    steps = [generate(), generate()]
+    return Task(
+        dataset=river(),
+        solver=steps,
+        scorer=scored(lambda state, _: float(state.output.completion == "Rhine")),
+    )

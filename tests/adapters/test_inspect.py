@@ -44,7 +44,7 @@ from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Sampling, Split
+from telescope_core.types import Completion, Message, Sampling, Split, ToolCall
 
 said = []
 
@@ -61,9 +61,10 @@ def refused(task, **settings):
 class Notes:
     endpoint = None
     def __init__(self, replies):
-        self.policy, self.stops = ScriptedClient(replies).policy("r"), []
+        self.policy, self.stops, self.shown = ScriptedClient(replies).policy("r"), [], []
     async def complete(self, messages, sampling, *, tools=()):
         self.stops.append(sampling.stop)
+        self.shown.append([[m.role, m.content, m.reasoning] for m in messages])
         return await self.policy.complete(messages, sampling, tools=tools)
 
 async def play(environment, *replies):
@@ -73,7 +74,16 @@ async def play(environment, *replies):
     rollout = await client.play(request, policy)
     return {"reward": rollout.reward, "error": rollout.error, "metrics": dict(rollout.metrics),
             "tags": dict(rollout.tags), "stop": rollout.stop_reason.value, "stops": policy.stops,
-            "messages": [[m.role, m.content] for m in rollout.messages]}
+            "shown": policy.shown, "messages": [[m.role, m.content] for m in rollout.messages]}
+
+def calls(name, arguments):
+    call = ToolCall(id="c", name=name, arguments=arguments)
+    message = Message(role="assistant", content="", tool_calls=(call,))
+    return Completion(message=message, finish_reason="tool_calls")
+
+def thinks(reasoning, content):
+    message = Message(role="assistant", content=content, reasoning=reasoning)
+    return Completion(message=message, finish_reason="stop")
 
 async def judge(request):
     asked = (await request.json())["messages"][-1]["content"]
@@ -132,6 +142,11 @@ async def main():
     found["full"] = await play(talks, "yes", ContextLengthError("no room"))
     found["away"] = await play(talks, "yes", EndpointError("the server is away"))
     found["several"] = await play(made("several", scorer="given/right"), "Rhine")
+    found["looks"] = await play(made("looks"), calls("look", "the sea"), "Rhine")
+    found["agent"] = await play(made("agent"), calls("look", '{"where": "it"}'),
+                                calls("submit", '{"answer": "Rhine"}'))
+    tagged, apart = "<think>\\nElbe?\\n</think>\\n\\nRhine", thinks("Elbe?", "Rhine")
+    found["thinks"] = [await play(made("exactly"), said, said) for said in (tagged, apart)]
     found["refused"] = [refused(task, **settings) for task, settings in json.loads(sys.argv[2])]
     found["without entry point"] = without_entry_point()
     found["judged"] = await judged()
@@ -197,6 +212,25 @@ def test_limits_of_a_task_end_a_rollout_that_is_scored_as_it_stands(odd):
         assert 0.1 <= odd[limit]["reward"] <= 0.2
     assert (odd["full"]["stop"], odd["full"]["reward"]) == ("context_length", 0.1)
     assert odd["away"]["error"] == "EndpointError: the server is away"
+
+
+def test_a_policy_reads_the_error_of_a_tool_whose_one_argument_it_gave_as_text(odd):
+    assert (odd["looks"]["error"], odd["looks"]["reward"]) == (None, 1.0)
+    assert ["tool", "Error: nothing in the sea"] in odd["looks"]["messages"]
+    assert odd["looks"]["shown"][1][-1] == ["tool", "Error: nothing in the sea", ""]
+
+
+def test_an_agent_of_inspect_is_played(odd):
+    assert (odd["agent"]["error"], odd["agent"]["reward"]) == (None, 1.0)
+    assert ["tool", "Error: nothing in it"] in odd["agent"]["messages"]
+
+
+def test_thinking_is_no_part_of_an_answer_and_is_shown_again_as_it_was_said(odd):
+    for rollout in odd["thinks"]:
+        assert (rollout["error"], rollout["reward"]) == (None, 1.0)
+    tagged, apart = [one["shown"][1][-1] for one in odd["thinks"]]
+    assert tagged == ["assistant", "<think>\nElbe?\n</think>\n\nRhine", ""]
+    assert apart == ["assistant", "Rhine", "Elbe?"]
 
 
 def test_one_of_several_values_is_the_reward(odd):

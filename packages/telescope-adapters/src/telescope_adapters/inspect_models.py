@@ -13,7 +13,6 @@ from typing import Any
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.settings import function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
-from telescope_core.base.messages import json_object
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode
@@ -35,6 +34,8 @@ _OF_CLIENTS = {
     *("fallback_models", "internal_tools"),
 }
 """Settings of inspect_ai's own client, which the policy lacks."""
+_SAID, _SHOWN = "said", "shown"
+"""Keys in a message's thinking: an answer with its tags, and the text of it that scorers see."""
 _MANY = 1 << 20
 """Requests to the policy at once; rollouts are limited elsewhere."""
 
@@ -52,6 +53,9 @@ class InspectModels:
         self._states = imported(INSPECT, "inspect_ai.solver._task_state")
         self._store = imported(INSPECT, "inspect_ai.util._store")
         self._scoring = imported(INSPECT, "inspect_ai.scorer._score")
+        self._samples = imported(INSPECT, "inspect_ai.log._samples")
+        self._sample = imported(INSPECT, "inspect_ai.dataset").Sample
+        self._unsaved = imported(INSPECT, "inspect_ai.util._checkpoint.checkpointer_noop")
         self._errors = imported(INSPECT, "inspect_ai._util.error")
         self._said: set[str] = set()
         self._roles = task.model_roles or {}
@@ -73,7 +77,9 @@ class InspectModels:
         self._data.init_sample_model_data()
         self._states.set_sample_state(state)
         self._store.init_subtask_store(state.store)
-        self._transcript.init_transcript(self._transcript.Transcript())
+        transcript = self._transcript.Transcript()
+        self._transcript.init_transcript(transcript)
+        self._samples._sample_active.set(self._active(state, transcript))
         self._scoring.init_scoring_context(list(scorers), state.target)
 
     def kept(self, config: Any) -> Any:
@@ -99,6 +105,27 @@ class InspectModels:
                 f"sampling of the eval or the run counts: {', '.join(sorted(news))}"
             )
         return self._model.GenerateConfig(**{key: given[key] for key in used & _KEPT})
+
+    def _active(self, state: Any, transcript: Any) -> Any:
+        """Return the sample that agents such as `react` take their checkpoints from: none here."""
+        return self._samples.ActiveSample(
+            task=self._name,
+            log_location="",
+            model=_POLICY,
+            sample=self._sample(id=state.sample_id, input=state.input, metadata=state.metadata),
+            epoch=state.epoch,
+            message_limit=None,
+            token_limit=None,
+            cost_limit=None,
+            time_limit=None,
+            working_limit=None,
+            fails_on_error=True,
+            transcript=transcript,
+            sandboxes={},
+            checkpointer=self._unsaved._NoopCheckpointer(),
+            eval_id="",
+            sample_uuid=state.uuid,
+        )
 
     def _judge(self, judge: str) -> Any:
         try:
@@ -132,7 +159,10 @@ def told(error: Exception) -> str:
 
 
 def as_message(theirs: Any) -> Message:
-    """Convert an inspect_ai message to ours; parts other than text are refused by name."""
+    """Convert an inspect_ai message to ours; parts other than text are refused by name.
+
+    Of a tool call that failed, the policy gets what inspect_ai's own clients send: the error.
+    """
     content: Any = theirs.content
     if not isinstance(content, str):
         others = sorted({part.type for part in content} - {"text", "reasoning"})
@@ -144,17 +174,46 @@ def as_message(theirs: Any) -> Message:
         ToolCall(id=call.id, name=call.function, arguments=json.dumps(call.arguments))
         for call in getattr(theirs, "tool_calls", None) or ()
     )
+    error = getattr(theirs, "error", None)
+    text, reasoning = _as_said(theirs)
     return Message(
         role=theirs.role,
-        content=theirs.text,
+        content=text if error is None else f"Error: {error.message}",
+        reasoning=reasoning,
         tool_calls=calls,
         tool_call_id=getattr(theirs, "tool_call_id", None),
     )
 
 
+def _as_said(theirs: Any) -> tuple[str, str]:
+    """Return text and thinking of a message, as the policy said them where nobody changed them."""
+    parts: Any = () if isinstance(theirs.content, str) else theirs.content
+    thoughts = [part for part in parts if part.type == "reasoning"]
+    for part in thoughts:
+        if isinstance(part.internal, dict) and part.internal.get(_SHOWN) == theirs.text:
+            return part.internal[_SAID], ""
+    return theirs.text, "\n".join(part.reasoning for part in thoughts)
+
+
+def _their_content(said: Message) -> Any:
+    """Return an answer as inspect_ai's own clients read it: its scorers do not see the thinking."""
+    content: Any = imported(INSPECT, "inspect_ai.model")
+    parse: Any = imported(INSPECT, "inspect_ai.model._reasoning").parse_content_with_reasoning
+    text = content.ContentText(text=said.content)
+    if said.reasoning:
+        return [content.ContentReasoning(reasoning=said.reasoning), text]
+    rest, found = parse(said.content)
+    if found is None:
+        return said.content
+    # Of thinking alone they take all as the answer.
+    text.text = rest or said.content
+    kept = {_SAID: said.content, _SHOWN: text.text}
+    return [content.ContentReasoning(reasoning=found.reasoning, internal=kept), text]
+
+
 def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
     """Return the model classes of the policy, and of a model that scorers must not use."""
-    call_class: Any = imported(INSPECT, "inspect_ai.tool").ToolCall
+    parse_call: Any = imported(INSPECT, "inspect_ai.model._call_tools").parse_tool_call
     registry: Any = imported(INSPECT, "inspect_ai._util.registry")
     about = registry.RegistryInfo(type="modelapi", name=_POLICY)
 
@@ -188,9 +247,12 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
             except Exception as error:
                 self.failed = self.failed or error
                 raise
-            calls = [_their_call(call_class, call) for call in said.message.tool_calls]
+            calls = [
+                parse_call(call.id, call.name, call.arguments or "{}", list(tools))
+                for call in said.message.tool_calls
+            ]
             message = model.ChatMessageAssistant(
-                content=said.message.content, tool_calls=calls or None
+                content=_their_content(said.message), tool_calls=calls or None
             )
             stopped = "max_tokens" if said.finish_reason == "length" else said.finish_reason
             choice = model.ChatCompletionChoice(message=message, stop_reason=stopped)
@@ -231,12 +293,3 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
             )
 
     return PolicyModel, UnaskedModel
-
-
-def _their_call(call_class: Any, call: ToolCall) -> Any:
-    """Convert a tool call to inspect_ai's; arguments that are no JSON object become its error."""
-    arguments = json_object(call.arguments or "{}")
-    if arguments is not None:
-        return call_class(id=call.id, function=call.name, arguments=arguments)
-    error = f"the arguments are no JSON object: {call.arguments}"
-    return call_class(id=call.id, function=call.name, arguments={}, parse_error=error)
