@@ -10,7 +10,12 @@ import pytest
 from pydantic import BaseModel, Field
 
 from telescope_core import Episode
-from telescope_core.environments.tool_functions import BadArgumentsError, argument_docs, tool_from
+from telescope_core.environments.tool_functions import (
+    BadArgumentsError,
+    argument_docs,
+    simplified,
+    tool_from,
+)
 from telescope_core.errors import EnvironmentLoadError
 
 
@@ -270,6 +275,56 @@ def test_a_recursive_type_keeps_its_reference():
     schema = parameters(plant)
     assert schema["properties"]["tree"] == {"$ref": "#/$defs/Tree"}
     assert schema["$defs"]["Tree"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
+
+
+TEXT = {"type": "string"}
+KEPT = (
+    {"properties": {"x": True, "y": {"anyOf": [True, {"type": "null"}]}, "z": {"not": False}}},
+    {"properties": None, "$defs": None},
+    {"properties": {"x": {"$ref": "#/$defs/A"}}, "$defs": {"A": True}},
+    {
+        "properties": {"x": {"$ref": "#/$defs/A/properties/q"}},
+        "$defs": {"A": {"properties": {"q": TEXT}}},
+    },
+    {"properties": {"x": {"$ref": "#word"}}, "$defs": {"A": {"$anchor": "word", **TEXT}}},
+    {
+        "properties": {"x": {"$ref": "#/$defs/A~1b"}},
+        "$defs": {"A/b": {"items": {"$ref": "#/$defs/A~1b"}}},
+    },
+)
+
+
+@pytest.mark.parametrize("schema", KEPT)
+def test_what_cannot_be_inlined_is_kept_with_all_that_it_refers_to(schema):
+    assert simplified(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [
+        ("A", lambda inner: {"patternProperties": {"^a": inner}}),
+        ("A", lambda inner: {"dependentSchemas": {"a": inner}}),
+        ("A", lambda inner: {"propertyNames": inner}),
+        ("A", lambda inner: {"contains": inner}),
+        ("A", lambda inner: {"if": inner, "then": True, "else": inner}),
+        ("A", lambda inner: {"items": [inner, True]}),
+        ("A/b", lambda inner: {"items": inner}),
+        ("A b", lambda inner: {"items": inner}),
+    ],
+)
+def test_definitions_are_inlined_wherever_a_schema_may_stand(name, keyword):
+    path = name.replace("/", "~1").replace(" ", "%20")
+    found = simplified(
+        {"properties": {"x": keyword({"$ref": f"#/$defs/{path}"})}, "$defs": {name: TEXT}}
+    )
+    assert found == {"properties": {"x": keyword(TEXT)}}
+
+
+def test_a_choice_between_inlined_types_does_not_name_them():
+    one = {"$ref": "#/$defs/A"}
+    told = {"propertyName": "kind", "mapping": {"a": "#/$defs/A"}}
+    found = simplified({"oneOf": [one], "discriminator": told, "$defs": {"A": TEXT}})
+    assert found == {"oneOf": [TEXT], "discriminator": {"propertyName": "kind"}}
 
 
 def test_other_docstring_forms_and_methods():

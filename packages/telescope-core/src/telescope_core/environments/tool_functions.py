@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import (
     get_type_hints,
     overload,
 )
+from urllib.parse import unquote
 
 from pydantic import (
     BaseModel,
@@ -305,9 +306,12 @@ _SPHINX = re.compile(
     r"(?P<names>\w+)\s*:\s*(?P<text>.*)"
 )
 _FIELD = re.compile(r"\s*[:@]\w+[^:]*:(?:\s|$)")
-_SCHEMAS_BY_NAME = ("properties", "$defs")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "not")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs")
+_SCHEMAS = (
+    *("anyOf", "oneOf", "allOf", "prefixItems", "items", "contains", "additionalProperties"),
+    *("unevaluatedItems", "unevaluatedProperties", "propertyNames", "not", "if", "then", "else"),
+)
+"""Keywords that hold a schema, or a list of schemas."""
 _DEFINITION = "#/$defs/"
 
 Schema = Mapping[str, JsonValue]
@@ -377,46 +381,83 @@ def _started(
 
 
 def simplified(schema: Schema) -> dict[str, JsonValue]:
-    """Return `schema` without titles and, unless it is recursive, with its references inlined."""
-    definitions = cast(Mapping[str, Schema], schema.get("$defs") or {})
-    if any(_refers(definitions, name, name) for name in definitions):
-        return _rewritten(schema, {})
-    flat = {key: value for key, value in schema.items() if key != "$defs"}
-    return _rewritten(flat, definitions)
+    """Return `schema` without titles and with its references inlined.
+
+    One that is recursive, or refers to more than whole definitions, keeps all its references.
+    """
+    definitions = schema.get("$defs")
+    if isinstance(definitions, Mapping) and not _is_recursive(definitions):
+        flat = {key: value for key, value in schema.items() if key != "$defs"}
+        inlined = _rewritten(flat, definitions)
+        if all(one == "#" or _is_elsewhere(one) for one in _references(inlined)):
+            return cast(dict[str, JsonValue], inlined)
+    return cast(dict[str, JsonValue], _rewritten(schema, {}))
 
 
-def _rewritten(schema: Schema, definitions: Mapping[str, Schema]) -> dict[str, JsonValue]:
+def _rewritten(schema: JsonValue, definitions: Schema) -> JsonValue:
+    if isinstance(schema, list):
+        return [_rewritten(one, definitions) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.removeprefix(_DEFINITION) in definitions:
+    named = definitions.get(_definition(reference)) if isinstance(reference, str) else None
+    if isinstance(named, Mapping):
         beside = {key: value for key, value in schema.items() if key != "$ref"}
-        named = definitions[reference.removeprefix(_DEFINITION)]
         return _rewritten({**named, **beside}, definitions)
     found: dict[str, JsonValue] = {}
     for key, value in schema.items():
-        if key in _SCHEMAS_BY_NAME:
-            inner = cast(Mapping[str, Schema], value)
-            found[key] = {name: _rewritten(one, definitions) for name, one in inner.items()}
-        elif key in _SCHEMA_LISTS:
-            found[key] = [_rewritten(one, definitions) for one in cast(list[Schema], value)]
-        elif key in _SCHEMAS and isinstance(value, Mapping):
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            found[key] = {name: _rewritten(one, definitions) for name, one in value.items()}
+        elif key in _SCHEMAS:
             found[key] = _rewritten(value, definitions)
+        elif key == "discriminator" and definitions and isinstance(value, Mapping):
+            # Its mapping names the definitions, which are inlined.
+            found[key] = {name: one for name, one in value.items() if name != "mapping"}
         elif key != "title":
             found[key] = value
     return found
 
 
-def _refers(definitions: Mapping[str, Schema], start: str, wanted: str) -> bool:
-    """Return whether definition `start` refers to `wanted`, directly or through others."""
-    seen: set[str] = set()
-    pending = [start]
-    while pending:
-        text = str(definitions[pending.pop()])
-        for name in definitions:
-            if f"'{_DEFINITION}{name}'" not in text:
-                continue
-            if name == wanted:
+def _references(value: JsonValue) -> Iterator[str]:
+    """Yield what the references in a schema, and in all that it holds, refer to."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in ("$ref", "$dynamicRef") and isinstance(inner, str):
+                yield inner
+            yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+def _definition(reference: str) -> str:
+    """Return the name of the definition that is referred to; empty = none, or a part of one."""
+    path = unquote(reference)
+    name = path.removeprefix(_DEFINITION)
+    if name == path or "/" in name:
+        return ""
+    return name.replace("~1", "/").replace("~0", "~")
+
+
+def _is_elsewhere(reference: str) -> bool:
+    """Whether a place of the schema outside its definitions is referred to."""
+    path = unquote(reference)
+    return path.startswith("#/") and not path.startswith(_DEFINITION)
+
+
+def _is_recursive(definitions: Schema) -> bool:
+    """Return whether a definition refers to itself, directly or through others."""
+    refers = {
+        name: {_definition(one) for one in _references(inner)} & definitions.keys()
+        for name, inner in definitions.items()
+    }
+    for start in refers:
+        seen: set[str] = set()
+        pending = [start]
+        while pending:
+            others = refers[pending.pop()]
+            if start in others:
                 return True
-            if name not in seen:
-                seen.add(name)
-                pending.append(name)
+            pending += others - seen
+            seen |= others
     return False
