@@ -5,6 +5,7 @@ import os
 import sys
 
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import BlobResourceContents, ContentBlock, EmbeddedResource, ImageContent
 
 server = MCPServer("small", log_level="WARNING")
 notes: list[str] = []
@@ -33,6 +34,15 @@ def who() -> dict[str, str]:
 def authorization(context: Context) -> str:
     """Return the header of the request."""
     return (context.headers or {}).get("authorization", "")
+
+
+@server.tool(structured_output=False)
+def scan() -> list[ContentBlock]:
+    """Return what a text model cannot see."""
+    paper = BlobResourceContents(uri="file:///a", mime_type="application/pdf", blob="")
+    odd = BlobResourceContents(uri="file:///b", blob="")
+    picture = ImageContent(type="image", data="", mime_type="image/png")
+    return [EmbeddedResource(resource=paper), EmbeddedResource(resource=odd), picture]
 
 
 @server.tool()

@@ -136,6 +136,9 @@ async def test_a_program_on_stdio(monkeypatch):
         assert rollout.metrics["tool_calls/add"] == 2
         assert rollout.metrics["tool_errors/refused"] == 1
         assert rollout.reward == 1.0
+        unseen = responses(await play(client, tag("scan"), index=5))
+        kinds = ["resource: application/pdf", "resource: no type given", "image: image/png"]
+        assert unseen == ["\n".join(f"({kind})" for kind in kinds)]
         later = await play(client, f"{tag('note', text='a')}", index=1)
         again = await play(client, f"{tag('note', text='b')}{tag('who')}", index=2)
         assert responses(later) + responses(again)[:1] == ["a", "a b"], "rollouts share it"

@@ -314,7 +314,8 @@ def _text_of(result: "CallToolResult") -> str:
         elif block.type == "resource" and isinstance(block.resource, TextResourceContents):
             parts.append(block.resource.text)
         else:
-            kind = getattr(block, "mime_type", None) or "no type given"
+            source = block.resource if block.type == "resource" else block
+            kind = source.mime_type or "no type given"
             parts.append(f"({block.type}: {kind})")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
