@@ -268,6 +268,32 @@ async def test_wrong_arguments_say_what_was_expected(text, facts):
     assert all(fact in str(refused.value) for fact in facts), refused.value
 
 
+async def test_defaults_that_stand_in_a_field_are_shown_and_passed():
+    def pick(
+        some: list[int] = Field(default_factory=list, description="Which."),  # noqa: B008
+        top: int = Field(3, ge=1, le=9),
+        more: Annotated[list[int], Field(default_factory=list)] = Field(title="More"),  # noqa: B008
+        *,
+        last: Annotated[list[int], Field(default_factory=list)],
+        least: int = Field(ge=0),
+    ) -> object:
+        """Pick some."""
+        return [some, top, more, last, least]
+
+    schema = parameters(pick)
+    assert schema["required"] == ["least"]
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    assert schema["properties"]["some"] == {**numbers, "description": "Which."}
+    assert schema["properties"]["more"] == numbers
+    whole = {"type": "integer"}
+    assert schema["properties"]["top"] == {**whole, "default": 3, "minimum": 1, "maximum": 9}
+    tool = tool_from(pick)
+    assert json.loads(await tool.run('{"least": 2}', None)) == [[], 3, [], [], 2]
+    assert json.loads(await tool.run('{"least": 2, "top": 4}', None)) == [[], 4, [], [], 2]
+    with pytest.raises(BadArgumentsError, match="top: Input should be less than or equal to 9"):
+        await tool.run('{"least": 2, "top": 10}', None)
+
+
 def test_a_recursive_type_keeps_its_reference():
     def plant(tree: Tree) -> None:
         """Plant."""

@@ -184,6 +184,12 @@ class _Arguments:
     ) -> None:
         self._tool = name
         self._names = {f"field_{index}": parameter for index, parameter in enumerate(parameters)}
+        # A default that stands in a pydantic Field is unknown to the function.
+        self._without_default = {
+            field
+            for field, parameter in self._names.items()
+            if parameters[parameter][1] is inspect.Parameter.empty
+        }
         fields: dict[str, Any] = {
             field: (
                 _without_truth_values(parameters[parameter][0]),
@@ -217,8 +223,8 @@ class _Arguments:
             raise BadArgumentsError(
                 f"wrong arguments for {self._tool}, which takes {takes}: {problems}"
             ) from None
-        given = checked.model_fields_set
-        return {p: getattr(checked, field) for field, p in self._names.items() if field in given}
+        passed = checked.model_fields_set | self._without_default
+        return {p: getattr(checked, field) for field, p in self._names.items() if field in passed}
 
 
 def _parameters(
@@ -252,6 +258,8 @@ def _parameters(
         hint = hints[parameter.name]
         if (get_origin(hint) or hint) is Episode:
             hidden.append(parameter.name)
+        elif isinstance(parameter.default, FieldInfo):
+            shown[parameter.name] = (Annotated[hint, parameter.default], parameter.empty)
         else:
             shown[parameter.name] = (hint, parameter.default)
     return shown, hidden
@@ -279,7 +287,9 @@ def _field(parameter: str, hint: Any, default: object, about: str | None) -> Any
     keywords: dict[str, Any] = {"alias": parameter}
     if text and not any(info.description for info in infos):
         keywords["description"] = text
-    return Field(... if default is inspect.Parameter.empty else default, **keywords)
+    if default is not inspect.Parameter.empty:
+        keywords["default"] = default
+    return Field(**keywords)
 
 
 def _place(function: ToolFunction) -> str:
