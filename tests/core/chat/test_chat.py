@@ -2,9 +2,10 @@
 
 import asyncio
 from array import array
+from dataclasses import replace
 
 import pytest
-from loopback_endpoint import ASK, ask, reply, serving
+from loopback_endpoint import ASK, SAMPLING, ask, reply, serving
 from tests.ports import free_port
 
 from telescope_core.chat.client import ChatClient
@@ -29,6 +30,18 @@ async def test_answers_with_text_counts_and_the_only_model():
         "seed": 3,
         "top_k": 4,
     }
+
+
+async def test_each_turn_of_a_rollout_has_a_seed_of_its_own():
+    async with serving(reply()) as (endpoint, client):
+        for _ in range(2):
+            policy = client.policy("g/0", SAMPLING)
+            for seed in (SAMPLING.seed, SAMPLING.seed, 5):
+                await policy.complete(ASK, replace(SAMPLING, seed=seed))
+        seeds = [request["seed"] for request in endpoint.requests]
+    assert seeds[:3] == seeds[3:]
+    assert len(set(seeds)) == 3
+    assert seeds[2] == 5  # of an environment that gives its own
 
 
 async def test_tools_go_through_and_native_calls_come_back():

@@ -270,6 +270,11 @@ async def test_each_rollout_has_its_own_seed_however_many_there_are():
     assert len(set(few.seen)) == 12
     assert len(set(more.seen)) == 25
     assert set(few.seen) < set(more.seen)
+    neighbor = Seeds()
+    other = Sampling(max_tokens=4, seed=101)
+    await run_eval(opened(), neighbor, settings(sampling=other, rollouts=5, num_examples=5))
+    assert not set(neighbor.seen) & set(more.seen)
+    assert max(more.seen) < 2**31  # some endpoints take no larger seed
 
 
 async def test_group_rewards_are_in_the_rows():
@@ -434,3 +439,33 @@ def test_collections_are_rare_inside_and_as_before_outside():
             assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+async def test_each_attempt_has_its_own_seed_and_resuming_repeats_the_others():
+    async def seeds(done=(), *, fails=False):
+        seen, rows = [], []
+
+        class Client(ScriptedClient):
+            def policy(self, rollout_id, sampling=None):
+                seen.append((rollout_id, sampling.seed))
+                return super().policy(rollout_id, sampling)
+
+        def answer(messages):
+            if fails and len(seen) == 1:
+                raise EndpointError("connection reset")
+            return "0"
+
+        asked = settings(
+            sampling=Sampling(max_tokens=4, seed=7), num_examples=2, rollouts=2, concurrency=1
+        )
+        asked = replace(asked, max_retries=1)
+        await run_eval(opened(), Client(answer), asked, done=done, on_rollout=rows.append)
+        return dict(seen), rows
+
+    whole, rows = await seeds()
+    failed, _ = await seeds(fails=True)
+    resumed, _ = await seeds(rows[:1])
+    assert len(set(failed.values())) == 5
+    assert failed.items() > whole.items()
+    assert resumed == {name: seed for name, seed in whole.items() if name in resumed}
+    assert len(resumed) == 3

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anthropic
@@ -140,6 +141,20 @@ async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():
     assert (sent["tool_choice"], sent["seed"]) == ("required", 3)
     assert sent["guided_json"] == {"type": "object"}
     assert row.conversations[0][0].content == "what is it?\n[image_url]"
+
+
+async def test_each_request_has_a_seed_that_follows_from_the_seed_of_the_eval():
+    async def seeds(seed):
+        sampling = replace(SETTINGS.sampling, seed=seed)
+        script = (reply("one"), reply("two"), reply("fine"))
+        asking = evaluated(three_turns, *script, settings=replace(SETTINGS, sampling=sampling))
+        async with asking as (endpoint, *_):
+            return [request["seed"] for request in endpoint.requests]
+
+    first, again, neighbor = await seeds(3), await seeds(3), await seeds(4)
+    assert first == again
+    assert len({*first, *neighbor}) == 6
+    assert all(0 <= seed < 2**31 for seed in first)
 
 
 async def test_a_program_that_speaks_anthropic_is_passed_on_as_a_chat_request():

@@ -6,6 +6,7 @@ from scripted_pool import ScriptedPool, make_renderer
 from tests.asking import ask
 
 from telescope_core import Example, ListSource
+from telescope_core.base.seeds import derived_seed
 from telescope_core.gateway import recording
 from telescope_core.gateway.request import OLDER_VERSION
 from telescope_core.in_process import InProcessEnvironment
@@ -13,7 +14,6 @@ from telescope_core.matches import MatchEnvironment
 from telescope_core.types import Group, Sampling
 from telescope_train.algorithms import load_algorithm
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.generation import derived_seed
 from telescope_train.step.credit import CreditRules, assign_credit
 
 SAMPLING = Sampling(max_tokens=40, seed=7)

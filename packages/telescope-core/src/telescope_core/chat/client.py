@@ -18,6 +18,7 @@ from telescope_core.base.messages import message_to_json
 from telescope_core.base.protocols import Policy
 from telescope_core.base.retries import says_too_long
 from telescope_core.base.secret_names import without_passwords
+from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import ChatEndpoint, Completion, Message, Sampling, Tools
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
@@ -92,9 +93,9 @@ class ChatClient:
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
         """Return the policy of one rollout, which records its tokens if they are asked for.
 
-        The arguments are not used, because the endpoint keeps no state per rollout.
+        With a seed in `sampling`, each of its turns has a seed that follows from it.
         """
-        return _ChatPolicy(self)
+        return _ChatPolicy(self, None if sampling is None else sampling.seed)
 
     @property
     def endpoint(self) -> ChatEndpoint:
@@ -241,8 +242,9 @@ class ChatClient:
 
 
 class _ChatPolicy:
-    def __init__(self, client: ChatClient) -> None:
+    def __init__(self, client: ChatClient, seed: int | None) -> None:
         self._client = client
+        self._seeds = TurnSeeds(seed, num_bits=ENDPOINT_BITS)
         self._recorder = ChainRecorder()
 
     @property
@@ -252,6 +254,7 @@ class _ChatPolicy:
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
+        sampling = self._seeds.seeded(sampling)
         completion = await self._client.complete(messages, sampling, tools=tools)
         alone = completion.tokens
         if alone is None:

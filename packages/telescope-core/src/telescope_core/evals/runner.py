@@ -13,6 +13,7 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.base.retries import as_failed, failure_text, play_with_attempts, require_others
+from telescope_core.base.seeds import ENDPOINT_BITS, derived_seed
 from telescope_core.base.types import Group, Rollout, RolloutStatus
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of
@@ -20,7 +21,6 @@ from telescope_core.evals.settings import EvalSettings, check_split
 from telescope_core.gateway import canceled_attempt
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
 
-_SEEDS_PER_EXAMPLE = 4096
 _ATTEMPT = "/attempt-"
 _ALL_END = "eval stopped, as no rollout can succeed"
 
@@ -153,9 +153,8 @@ class _EvalRun:
                 await self._finish(job.example_index, group)
 
     async def _attempts(self, job: _Job) -> Rollout:
-        request = self._request(job)
         return await play_with_attempts(
-            lambda attempt: self._play(request, attempt=attempt),
+            lambda attempt: self._play(self._request(job, attempt=attempt), attempt=attempt),
             max_failed=1 + self.settings.max_retries,
             on_replaced=self._record_attempt,
         )
@@ -178,12 +177,14 @@ class _EvalRun:
     def _record_attempt(self, rollout: Rollout) -> None:
         self.on_attempt(readable_row(row_of(rollout)))
 
-    def _request(self, job: _Job) -> PlayRequest:
+    def _request(self, job: _Job, *, attempt: int) -> PlayRequest:
         sampling = self.settings.sampling
         if sampling.seed is not None:
-            # Independent of the number of rollouts, so that an eval can grow.
-            offset = job.example_index * _SEEDS_PER_EXAMPLE + job.rollout_index
-            sampling = replace(sampling, seed=sampling.seed + offset)
+            # Independent of the number of rollouts, so that an eval can grow. Hashed, because sums
+            # would give evals with neighboring seeds the same samples.
+            place = (job.example_index, job.rollout_index, attempt)
+            seed = derived_seed(sampling.seed, *place, num_bits=ENDPOINT_BITS)
+            sampling = replace(sampling, seed=seed)
         return PlayRequest(
             split=self.settings.split,
             example_index=job.example_index,

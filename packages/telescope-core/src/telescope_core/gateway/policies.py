@@ -21,6 +21,7 @@ from telescope_core.base.errors import (
 from telescope_core.base.messages import agent_of
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.base.retries import as_cancelled, as_failed, is_too_long
+from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
@@ -187,7 +188,7 @@ class ForwardingPolicies:
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> "ForwardingPolicy":
         """Return the policy of one rollout; it has an endpoint only if `sampling` is given."""
-        policy = ForwardingPolicy(self._client)
+        policy = ForwardingPolicy(self._client, None if sampling is None else sampling.seed)
         if sampling is not None:
             policy.session = self._gateway.open(policy, sampling)
         return policy
@@ -199,9 +200,10 @@ class ForwardingPolicies:
 class ForwardingPolicy(RecordingPolicy):
     """Passes requests on to a chat endpoint and records the answers."""
 
-    def __init__(self, client: ChatClient) -> None:
+    def __init__(self, client: ChatClient, seed: int | None) -> None:
         super().__init__()
         self._client = client
+        self._seeds = TurnSeeds(seed, num_bits=ENDPOINT_BITS)
         self._waiting: list[Watch] = []
 
     @property
@@ -214,16 +216,17 @@ class ForwardingPolicy(RecordingPolicy):
     ) -> Completion:
         """Ask the endpoint for a turn, on behalf of the environment."""
         asked = tuple(messages)
+        sampling = self._seeds.seeded(sampling)
         return await self._recorded(
             asked, sampling, self._client.complete(asked, sampling, tools=tools)
         )
 
     async def answer(self, request: ChatRequest) -> Completion:
         """Pass the request of a program on as it is."""
-        asked = request.messages
-        completion = await self._recorded(
-            asked, request.sampling, self._client.request(request.fields)
-        )
+        asked, fields = request.messages, dict(request.fields)
+        if "seed" in fields:
+            fields["seed"] = self._seeds.next(fields["seed"])
+        completion = await self._recorded(asked, request.sampling, self._client.request(fields))
         self.recorder.heard(asked, completion)
         return completion
 

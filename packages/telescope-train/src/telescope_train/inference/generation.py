@@ -1,6 +1,5 @@
 """`Request` and `Generation`: a policy's request to servers, and the sampled result."""
 
-import hashlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from telescope_core.base.chains import Routes
 from telescope_core.base.errors import EndpointError, EndpointLostError
+from telescope_core.base.seeds import derived_seed
 from telescope_core.base.types import Sampling, Span, WeightVersion
 from telescope_train.observability.calls import UNWATCHED, ServerTiming, Watching
 
@@ -174,10 +174,3 @@ def _first_tokens(spans: Sequence[Span], num_tokens: int) -> tuple[Span, ...]:
         if left > 0:
             kept.append(Span(span.version, min(span.num_tokens, left)))
     return tuple(kept)
-
-
-def derived_seed(seed: int, *names: str | int) -> int:
-    """Return a seed of 62 bits, which depends only on `seed` and `names`."""
-    key = "/".join(str(part) for part in (seed, *names))
-    # Two bits less than the digest, because servers take the seed as a signed number.
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2

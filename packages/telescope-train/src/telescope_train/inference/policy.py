@@ -19,12 +19,13 @@ from telescope_core.base.errors import (
     EndpointLostError,
     TemplateLossError,
 )
+from telescope_core.base.seeds import TurnSeeds, derived_seed
 from telescope_core.base.types import Completion, JsonValue, Message, Sampling, Tools, Turn
 from telescope_core.gateway import Gateway, RecordingPolicy
 from telescope_core.gateway.request import OLDER_VERSION, ChatRequest
 from telescope_train.chat.conversations import Conversations
 from telescope_train.chat.renderer import Prompt, Renderer
-from telescope_train.inference.generation import Generation, Request, derived_seed, until_stop
+from telescope_train.inference.generation import Generation, Request, until_stop
 from telescope_train.inference.pool import RolloutServers, ServerPool
 
 MOST_REMEMBERED = 4096
@@ -154,8 +155,7 @@ class TokenPolicy(RecordingPolicy):
         self._max_model_len = max_model_len
         self._conversations = Conversations(renderer) if interleaved else None
         self._chains = ChainRecorder()
-        self._seed = seed
-        self._num_asked = 0
+        self._seeds = TurnSeeds(seed)
         self._first_prompts = first_prompts
         self.older: TokenPolicy | None = None
         """An older version, which plays in the same rollout and is not trained on."""
@@ -181,7 +181,7 @@ class TokenPolicy(RecordingPolicy):
                 # Later prompts add little to the tokens of a turn before them.
                 await self._renderer.prepare(asked, tools=tools)
             prompt = self._prompt_for(asked, tools)
-            sampling = self._seeded(self._fitted(sampling, len(prompt.ids)))
+            sampling = self._seeds.seeded(self._fitted(sampling, len(prompt.ids)))
             generation = await self._pool.generate(
                 Request(
                     prompt_ids=prompt.ids,
@@ -241,7 +241,7 @@ class TokenPolicy(RecordingPolicy):
         if request.model == OLDER_VERSION:
             assert self.older is not None, "the session says whether there is one"
             # With a record of its own, which no rollout has: its tokens are not to be trained on.
-            sampling = replace(request.sampling, seed=self.older._seed)
+            sampling = replace(request.sampling, seed=self.older._seeds.seed)
             return await self.older.complete(request.messages, sampling, tools=request.tools)
         completion = await self.complete(request.messages, request.sampling, tools=request.tools)
         self.recorder.heard(request.messages, completion)
@@ -257,14 +257,6 @@ class TokenPolicy(RecordingPolicy):
         if self._conversations is None:
             return self._renderer.prompt(messages, tools=tools)
         return self._conversations.prompt_for(messages, tools=tools)
-
-    def _seeded(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with a seed for this request; a seed given by a program stays."""
-        if self._seed is None or sampling.seed != self._seed:
-            return sampling
-        # With one seed for all of them, every turn would draw the same chances again.
-        number, self._num_asked = self._num_asked, self._num_asked + 1
-        return replace(sampling, seed=derived_seed(self._seed, number))
 
     def _fitted(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
         """Return `sampling` with `max_tokens` limited to the room that is left in the context.

@@ -23,6 +23,7 @@ from telescope_core.base.retries import (
     require_others,
 )
 from telescope_core.base.scoring_events import hearing_of_scoring
+from telescope_core.base.seeds import derived_seed
 from telescope_core.base.types import (
     Group,
     Rollout,
@@ -35,7 +36,6 @@ from telescope_core.base.types import (
 from telescope_core.environments.running import CURRENT, noting
 from telescope_core.gateway import canceled_attempt
 from telescope_train.cluster.supervision import cancel
-from telescope_train.inference.generation import derived_seed
 from telescope_train.rollouts.accept import AcceptFn, discarded, is_scored, rejection
 from telescope_train.rollouts.attempts import Attempt, AttemptKey, Attempts
 from telescope_train.rollouts.draw import Drawn
