@@ -187,6 +187,7 @@ def test_a_number_is_worth_what_is_written(value, zeros):
         ("2^{10}", "1024"),
         ("\\binom{10}{3}", "120"),
         ("6!", "720"),
+        *(("5, 3, 5", "3, 5, 5"), ("3, 5, 5", "\\{3, 5\\}"), ("\\{3, 3\\}", "\\{3\\}")),
     ],
 )
 def test_answers_are_equal_symbolically(grader, answer, right):
@@ -199,6 +200,7 @@ def test_answers_are_equal_symbolically(grader, answer, right):
         *(("\\sqrt{2}", "\\sqrt{3}"), ("x+1", "x+2"), ("", ""), ("\\boxed{}", "3")),
         *(("(" * 20, "3"), ("\\frac{1}{0}", "3"), ("{" * 300 + "x" + "}" * 300, "y+1")),
         pytest.param("(" * 400, "3", marks=pytest.mark.slow),
+        *(("3, 3, 5", "3, 5, 5"), ("5, 5, 5, 5", "5"), ("1,1", "1"), ("1, 1", "1"), ("5", "5,5")),
         *(("\0\a\u0301\U0001f600", "x"), ("\\begin{pmatrix}", "x^2"), ("$$$", "x")),
     ],
 )

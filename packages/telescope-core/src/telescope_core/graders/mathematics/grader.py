@@ -31,6 +31,7 @@ from telescope_core.graders.mathematics.values import (
     Value,
     ValueKind,
     Words,
+    distinct,
     read_value,
     split_list,
 )
@@ -382,7 +383,11 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
     }
     if not in_any_order and not without_brackets and len(kinds) > 1:
         return Verdict.DIFFERENT
-    return _members(value.members, right.members, ask, in_any_order=in_any_order)
+    sides = [value.members, right.members]
+    if in_any_order and ValueKind.SET in kinds:
+        # A set has each member once, so that a list of it may repeat some.
+        sides = [distinct(members) for members in sides]
+    return _members(*sides, ask, in_any_order=in_any_order)
 
 
 def _listed(value: Value, other: Value) -> Value:

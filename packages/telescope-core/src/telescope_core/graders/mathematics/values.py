@@ -321,6 +321,11 @@ def _parts(text: str, separator: "re.Pattern[str]") -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+def distinct(members: Sequence[Value]) -> list[Value]:
+    """Return `members` without repeated ones, in their order."""
+    return [one for at, one in enumerate(members) if one not in members[:at]]
+
+
 def _group(kind: ValueKind, parts: Sequence[str], text: str) -> Grouped:
     members: list[Value] = []
     for member in map(_read, parts):
@@ -332,6 +337,6 @@ def _group(kind: ValueKind, parts: Sequence[str], text: str) -> Grouped:
             members += member.members
         else:
             members.append(member)
-    if kind in (ValueKind.LIST, ValueKind.SET, ValueKind.UNION):
-        members = [one for at, one in enumerate(members) if one not in members[:at]]
+    if kind in (ValueKind.SET, ValueKind.UNION):
+        members = distinct(members)
     return Grouped(kind=kind, members=tuple(members), text=text)
