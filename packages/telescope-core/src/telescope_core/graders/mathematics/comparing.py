@@ -81,6 +81,9 @@ def compare(answer: str, right: str) -> Verdict:
     if gold is None or given is None:
         return Verdict.UNREADABLE
     is_equal = math_verify.verify(gold, given, timeout_seconds=0, allow_set_relation_comp=True)
+    if not is_equal and _is_with_symbol(gold, given):
+        sympy: Any = import_module("sympy")
+        is_equal = _agree(gold, given) and sympy.simplify(gold - given) == 0
     return Verdict.EQUAL if is_equal and _agree(gold, given) else Verdict.DIFFERENT
 
 
@@ -111,6 +114,15 @@ def _parsed(text: str, *, is_real: bool) -> Any:
     if is_real or not isinstance(found, sympy.Expr):
         return found
     return found.subs({one: sympy.I for one in found.free_symbols if str(one) == "i"})
+
+
+def _is_with_symbol(one: Any, other: Any) -> bool:
+    """Return whether one of two expressions is a lone symbol, which math-verify reads by name."""
+    sympy: Any = import_module("sympy")
+    sides = (one, other)
+    return all(isinstance(side, sympy.Expr) for side in sides) and any(
+        isinstance(side, sympy.Symbol) for side in sides
+    )
 
 
 def _agree(one: Any, other: Any) -> bool:

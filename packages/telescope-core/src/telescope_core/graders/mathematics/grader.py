@@ -32,6 +32,7 @@ from telescope_core.graders.mathematics.values import (
     ValueKind,
     Words,
     distinct,
+    may_cancel,
     read_value,
     split_list,
 )
@@ -351,8 +352,11 @@ def _formulas(value: Value, right: Value, ask: Ask) -> Verdict:
     """Compare two values of which at least one is a formula and none is a group."""
     for one, other in ((value, right), (right, value)):
         if isinstance(one, Formula) and isinstance(other, Amount) and not one.is_numeric:
-            # A variable is no number; a command that is not known may hide one.
-            return Verdict.DIFFERENT if one.has_variables else Verdict.UNREADABLE
+            # A variable is no number, unless it cancels out; an unknown command may hide one.
+            if not one.has_variables:
+                return Verdict.UNREADABLE
+            if not may_cancel(one.body):
+                return Verdict.DIFFERENT
     units = [one.unit for one in (value, right) if isinstance(one, (Amount, Formula))]
     if None not in units and units[0] != units[1]:
         return Verdict.DIFFERENT

@@ -5,6 +5,7 @@ which math-verify reads, or words, which are compared as they are.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,6 +48,8 @@ rceil rfloor rvert tbinom text times vert { } |
 """
 NUMERIC = FUNCTIONS | frozenset(_NUMERIC_WORDS.split())
 """Commands that a formula without variables may hold."""
+_CANCELING = (NUMERIC | GREEK) - {"infty", "operatorname", "pm", "text"}
+_RELATION = re.compile(r"[=<>',;]")
 _LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
 """A number with a subscript base, such as `12_{34x}`, which math-verify takes for the number."""
 _SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
@@ -150,6 +153,20 @@ def has_variables(body: str) -> bool:
         return True
     plain = re.sub(r"[A-Za-z]+", _without_function, _COMMAND.sub(" ", body))
     return any(letter.isalpha() and letter not in "ei" for letter in plain)
+
+
+def may_cancel(body: str) -> bool:
+    r"""Return whether the variables of normalized `body` may cancel out, as in `\frac{x}{x}`.
+
+    Each must be there twice, in a formula of functions alone: no equation, and no text.
+    """
+    commands = _COMMAND.findall(body)
+    if _RELATION.search(body) or not set(commands) <= _CANCELING:
+        return False
+    plain = re.sub(r"[A-Za-z]+", _without_function, _COMMAND.sub(" ", body))
+    names = [letter for letter in plain if letter.isalpha() and letter not in "ei"]
+    names += [name for name in commands if name in GREEK]
+    return all(count > 1 for count in Counter(names).values())
 
 
 def _without_function(found: "re.Match[str]") -> str:
