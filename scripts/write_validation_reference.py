@@ -40,6 +40,10 @@ Scripted answers are played by the code that plays real rollouts, in one process
 two of each split get a million characters as well. The first four are played again, there and in
 a second process, and then all of them 64 at a time with answers of uneven delay.
 
+Where there are group rewards, answers to the first example are also scored as one group, with
+duplicates, and once more in another order: the first must not raise (`reward.plays`) or leave the
+range, and rewards must follow their rollouts (`reward.deterministic`).
+
 The *floor* is measured: the least that an empty or blank answer earns. It may be at most half of
 the way from `reward_min` to `success_threshold`. A text that is no answer may earn, on average over
 the examples, at most a quarter of the way from floor to success, and never success itself. Another

@@ -14,6 +14,7 @@ from telescope_core import (
     ListSource,
     MultiTurnEnvironment,
     SingleTurnEnvironment,
+    group_reward,
     reward,
 )
 from telescope_core.environments import runs_in
@@ -183,7 +184,34 @@ class IgnoresCancelling(MultiTurnEnvironment):
         return None
 
 
+class RewardsOneOfTheGroup(Sums):
+    @group_reward
+    def best(self, rollouts):
+        return [0.0]
+
+
+class RewardsTheFirstPlace(Sums):
+    reward_max = 2.0
+    success_threshold = 1.0
+
+    @group_reward
+    def first(self, rollouts):
+        return [float(place == 0 and len(rollouts) > 1) for place in range(len(rollouts))]
+
+
+class ComparesItsGroup(Sums):
+    """Takes from each rollout what the group earns in the mean; nothing is wrong with it."""
+
+    reward_min = -1.0
+
+    @group_reward
+    def relative(self, rollouts):
+        rewards = [sum(one.rewards.values()) for one in rollouts]
+        return [0.0 * (one - sum(rewards) / len(rewards)) for one in rewards]
+
+
 FAULTS = {
+    RewardsOneOfTheGroup: ["reward.plays"],
     PaysNothingSaid: ["reward.floor", "reward.empty"],
     PaysEcho: ["reward.echo"],
     PaysLength: ["reward.huge", "reward.near_gold"],
@@ -221,6 +249,11 @@ def test_each_planted_fault_is_found_by_its_check(try_out, fault):
     assert set(wanted) <= set(found)
     if len(wanted) == 1:
         assert found == wanted
+
+
+def test_group_rewards_follow_their_rollouts_in_any_order(try_out):
+    assert "reward.deterministic" in try_out("reward", RewardsTheFirstPlace).found
+    assert try_out("reward", ComparesItsGroup).found == []
 
 
 def test_evidence_names_the_example_and_what_was_said(try_out):

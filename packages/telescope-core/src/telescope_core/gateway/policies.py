@@ -224,8 +224,9 @@ class ForwardingPolicy(RecordingPolicy):
     async def answer(self, request: ChatRequest) -> Completion:
         """Pass the request of a program on as it is."""
         asked, fields = request.messages, dict(request.fields)
-        if "seed" in fields:
-            fields["seed"] = self._seeds.next(fields["seed"])
+        seed = fields.get("seed")
+        if isinstance(seed, int):
+            fields["seed"] = self._seeds.next(seed)
         completion = await self._recorded(asked, request.sampling, self._client.request(fields))
         self.recorder.heard(asked, completion)
         return completion

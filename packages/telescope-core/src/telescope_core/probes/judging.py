@@ -67,6 +67,12 @@ class Range:
     success: float
 
 
+def check_of_failure(error: str) -> str:
+    """Return the check that the text of an error belongs to."""
+    is_number = "finite number" in error or "outside its declared range" in error
+    return "reward.range" if "RewardError" in error and is_number else "reward.plays"
+
+
 def judge_failures(played: Iterable[Played], answers: Answers) -> None:
     """Report failed rollouts, each under the check that its error belongs to."""
     for one in played:
@@ -76,9 +82,7 @@ def judge_failures(played: Iterable[Played], answers: Answers) -> None:
         if one.rollout.stop_reason is StopReason.TIMEOUT:
             _judge_late(one, error, answers)
             continue
-        is_number = "finite number" in error or "outside its declared range" in error
-        check = "reward.range" if "RewardError" in error and is_number else "reward.plays"
-        _found(answers, check, f"{one.attempt.kind} answer: {error}", one)
+        _found(answers, check_of_failure(error), f"{one.attempt.kind} answer: {error}", one)
     for check in ("reward.plays", "reward.range"):
         answers.passed(check)
 

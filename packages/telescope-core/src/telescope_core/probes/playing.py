@@ -161,6 +161,25 @@ async def _rollout(
     return scored
 
 
+async def play_group(environment: Environment, tries: Sequence[Try]) -> list[Rollout]:
+    """Play tries of one example as one group, without group rewards; returns the scored ones."""
+    rollouts: list[Rollout] = []
+    for index, attempt in enumerate(tries):
+        request = replace(request_for(attempt.asked, "group"), index=index)
+        policy = ScriptedClient(attempt.replies).policy(request.rollout_id)
+        rollouts.append(await play_rollout(environment, "validated", request, policy))
+    return [rollout for rollout in rollouts if rollout.reward is not None]
+
+
+async def score_in_order(
+    environment: Environment, rollouts: Sequence[Rollout], example: Example
+) -> list[Rollout]:
+    """Score rollouts of one example as a group in this order."""
+    placed = tuple(replace(rollout, index=index) for index, rollout in enumerate(rollouts))
+    group = Group(id="g", environment="", example_id=example.id, rollouts=placed)
+    return list((await score_group(environment, group, example)).rollouts)
+
+
 async def play_in_turn(
     environment: Environment, tries: Iterable[Try], meter: Meter, limits: Limits
 ) -> list[Played]:

@@ -18,6 +18,7 @@ from telescope_core.probes.guards import Guard, cut_off_network
 from telescope_core.probes.judging import (
     Played,
     Range,
+    check_of_failure,
     judge_failures,
     judge_gold,
     judge_junk,
@@ -29,8 +30,10 @@ from telescope_core.probes.near_gold import judge_near_gold
 from telescope_core.probes.playing import (
     asked_of,
     play_at_once,
+    play_group,
     play_in_turn,
     request_for,
+    score_in_order,
 )
 
 _LATER = (
@@ -55,6 +58,8 @@ _TURN_S = 0.05
 _BLOCK_S = 0.05
 _NUM_REPEATED = 4
 """Examples of each split that are played again, here and in another process."""
+_NUM_IN_GROUP = 6
+"""Different answers in a group that is scored together; the first two are there twice."""
 _IN_TURN = Limits(own_s=120.0, wall_s=300.0)
 _AGAIN = Limits(own_s=30.0, wall_s=100.0)
 _AT_ONCE = Limits(own_s=60.0, wall_s=200.0)
@@ -149,6 +154,8 @@ async def _play_and_judge(
     first = await play_in_turn(environment, tries, meter, _IN_TURN)
     answers.fact("rollouts_tried", float(len(first)))
     answers.fact("rollouts_planned", float(len(tries)))
+    if not any(one.cut is not None for one in first):
+        await _check_groups(environment, first, answers)
     judge_failures(first, answers)
     judge_gold(first, declared, answers, is_planned=any(one.kind == GOLD for one in tries))
     judge_junk(first, declared, answers)
@@ -188,6 +195,44 @@ async def _play_and_judge(
     judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)
     require_enough(several, at_once, ["reward.concurrency"], answers)
     return True
+
+
+async def _check_groups(
+    environment: Environment, first: Sequence[Played], answers: Answers
+) -> None:
+    """Score a group of several rollouts, and the same in another order.
+
+    Equal answers may be told apart by their place, so the rewards of each answer are compared.
+    """
+    if not any(function.kind == "group_reward" for function in environment.score_functions):
+        return
+    asked = first[0].attempt.asked
+    sound = [one.attempt for one in first if one.reward is not None]
+    tries = [one for one in sound if one.asked == asked and one.kind not in HUGE]
+    tries = sorted(tries, key=lambda one: one.kind != GOLD)[:_NUM_IN_GROUP]
+    try:
+        rollouts = await play_group(environment, [*tries, *tries[:2]])
+        placed = await score_in_order(environment, rollouts, asked.example)
+        turned = await score_in_order(environment, rollouts[::-1], asked.example)
+    except Exception as error:  # noqa: BLE001 - a boundary: whatever the author's code raises
+        text = f"a group of several rollouts: {described(error)}"
+        answers.found(check_of_failure(text), text, example_id=asked.example.id)
+        return
+    if _rewards_of_answers(placed) != _rewards_of_answers(turned):
+        answers.found(
+            "reward.deterministic",
+            "a group in another order: rewards do not follow their rollouts",
+            example_id=asked.example.id,
+        )
+
+
+def _rewards_of_answers(group: Sequence[Rollout]) -> dict[str, list[float]]:
+    """Return the rewards of each answer in a group, in their order, without rounding errors."""
+    rewards: dict[str, list[float]] = {}
+    for rollout in group:
+        earned = rewards.setdefault(rollout.completion_text, [])
+        earned.append(round(rollout.reward or 0.0, 6))
+    return {answer: sorted(earned) for answer, earned in rewards.items()}
 
 
 def _again(tries: Sequence[Try]) -> list[Try]:

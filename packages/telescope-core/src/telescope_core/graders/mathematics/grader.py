@@ -387,11 +387,12 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
     }
     if not in_any_order and not without_brackets and len(kinds) > 1:
         return Verdict.DIFFERENT
-    sides = [value.members, right.members]
+    members: Sequence[Value] = value.members
+    rights: Sequence[Value] = right.members
     if in_any_order and ValueKind.SET in kinds:
         # A set has each member once, so that a list of it may repeat some.
-        sides = [distinct(members) for members in sides]
-    return _members(*sides, ask, in_any_order=in_any_order)
+        members, rights = distinct(members), distinct(rights)
+    return _members(members, rights, ask, in_any_order=in_any_order)
 
 
 def _listed(value: Value, other: Value) -> Value:

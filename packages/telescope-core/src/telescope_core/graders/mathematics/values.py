@@ -49,7 +49,7 @@ rceil rfloor rvert tbinom text times vert { } |
 NUMERIC = FUNCTIONS | frozenset(_NUMERIC_WORDS.split())
 """Commands that a formula without variables may hold."""
 _CANCELING = (NUMERIC | GREEK) - {"infty", "operatorname", "pm", "text"}
-_RELATION = re.compile(r"[=<>',;]")
+_NO_TERM = re.compile(r"[=<>',;]")
 _LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
 """A number with a subscript base, such as `12_{34x}`, which math-verify takes for the number."""
 _SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
@@ -161,7 +161,7 @@ def may_cancel(body: str) -> bool:
     Each must be there twice, in a formula of functions alone: no equation, and no text.
     """
     commands = _COMMAND.findall(body)
-    if _RELATION.search(body) or not set(commands) <= _CANCELING:
+    if _NO_TERM.search(body) or not set(commands) <= _CANCELING:
         return False
     plain = re.sub(r"[A-Za-z]+", _without_function, _COMMAND.sub(" ", body))
     names = [letter for letter in plain if letter.isalpha() and letter not in "ei"]
