@@ -16,6 +16,8 @@ from tests.ui.test_live import Events
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
+from telescope_ui.web import app
+from telescope_ui.web.export import export_runs
 
 SERVER = "http://127.0.0.1:1"
 STAGES = ("drawn", "waiting", "environment", "generating", "scoring", "done")
@@ -130,6 +132,31 @@ def test_a_rollout_in_a_file_that_was_damaged_since_is_refused_in_words(tmp_path
         os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
         error = ui.get(address, status=409)["error"]["message"]
         assert error.startswith("rollouts/step-000002.parquet cannot be read: its content")
+
+
+def test_a_rollout_of_a_newer_version_is_refused_in_words(tmp_path, run, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = run.path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(path)
+    info = pa.array(['[{"turn": 0, "key": "a", "value": "b", "kind": "newer"}]'] * len(table))
+    pq.write_table(table.set_column(table.column_names.index("info"), "info", info), path)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        address = ui.get("/runs/r/rollouts?step_from=2&step_to=2")["columns"]["address"][0]
+        error = ui.get(address, status=409)["error"]["message"]
+        assert "not the row of a rollout" in error
+    exported = export_runs([run.path], tmp_path / "export", num_rollouts=10)
+    assert 0 < exported.num_unreadable < exported.num_pages
+
+
+def test_a_fault_of_a_page_is_answered_as_every_error_is(tmp_path, run, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(app, "config_page", fail)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        error = ui.get("/runs/r/config", status=500)["error"]
+        assert error["status"] == 500
+        assert "(RuntimeError)" in error["message"]
 
 
 def test_the_lines_of_a_step_are_read_where_its_packed_file_is_torn(tmp_path, run):

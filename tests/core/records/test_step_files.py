@@ -5,6 +5,8 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from telescope_core.base.errors import ConfigError
@@ -257,6 +259,17 @@ def test_rollouts_of_a_damaged_file_are_named(run: RunFolder) -> None:
     with pytest.raises(ConfigError, match=f"{path} is not a readable rollout file"):
         run.rollouts()
     assert run.rollouts([5]) == rollouts(5)
+
+
+def test_a_rollout_of_a_newer_version_is_refused_with_the_name_of_its_file(run: RunFolder) -> None:
+    path = run.write_rollouts(1, rollouts(1))
+    table = pq.read_table(path)
+    newer = table.set_column(table.column_names.index("status"), "status", pa.array(["newer"]))
+    pq.write_table(newer, path)
+    with pytest.raises(ConfigError, match=f"{path} is not a readable rollout file: .*'newer'"):
+        run.rollouts()
+    with pytest.raises(ConfigError, match="'newer'; read the run with the version that wrote it"):
+        run.count_rollouts()
 
 
 def event(step: int, group: int) -> AttemptEvent:

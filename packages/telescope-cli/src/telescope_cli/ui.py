@@ -99,6 +99,10 @@ def ui_command(
             written = write(chosen, export, num_rollouts=num, replaces=force, tell=on_progress)
         size = f" in {written.page.stat().st_size / 1e6:.2f} MB" if one_file else ""
         typer.echo(escaped(f"wrote {written.num_pages} pages{size}: open {written.page}"))
+        if written.num_unreadable:
+            typer.echo(
+                f"{written.num_unreadable} of them say only why a file cannot be read", err=True
+            )
         return
     serve(
         chosen,

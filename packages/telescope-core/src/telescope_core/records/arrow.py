@@ -25,11 +25,14 @@ def arrow_modules() -> tuple[Any, Any]:
 
 @contextmanager
 def reading(path: Path, what: str) -> Generator[None]:
-    """Raise ConfigError that names the file, a `what`, for anything that fails while it is read."""
+    """Raise ConfigError that names the file, a `what`, for anything that fails while it is read.
+
+    ValueError, KeyError and TypeError are of rows that are none, as of a newer version.
+    """
     arrow, _ = arrow_modules()
     try:
         yield
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a readable {what}: {error}") from None
 
 

@@ -214,8 +214,14 @@ def _length(fields: Mapping[str, object]) -> int:
 
 def count_rows(parts: Iterable[StepPart]) -> Counter[tuple[str, RolloutStatus]]:
     """Return (environment, status) -> number of rows; reads only those two columns."""
-    pairs = _columns(parts, "environment", "status")
-    return Counter((environment, RolloutStatus(status)) for environment, status in pairs)
+    counts = Counter(_columns(parts, "environment", "status"))
+    unknown = {status for _, status in counts}.difference(RolloutStatus)
+    if unknown:
+        raise ConfigError(
+            f"expected rollouts with the status {', '.join(RolloutStatus)}, got "
+            f"{sorted(map(repr, unknown))[0]}; read the run with the version that wrote it"
+        )
+    return Counter({(name, RolloutStatus(status)): num for (name, status), num in counts.items()})
 
 
 def examples_of_rows(parts: Iterable[StepPart]) -> set[tuple[str, str]]:

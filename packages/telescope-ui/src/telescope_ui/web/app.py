@@ -79,6 +79,8 @@ def create_app(
     app.add_exception_handler(FileNotFoundError, _reply_gone)
     app.add_exception_handler(OSError, _reply_disk)
     app.add_exception_handler(duckdb.Error, _reply_unreadable)
+    # Starlette raises the error again after the answer, so that the server logs its traceback.
+    app.add_exception_handler(Exception, _reply_fault)
     _add_lists(app, runs, database)
     _add_run(app, runs, database)
     _add_rollouts(app, runs, database)
@@ -260,6 +262,14 @@ def _reply_unreadable(_: Request, error: Exception) -> Response:
         "page again"
     )
     return error_response(409, with_details(why, error))
+
+
+def _reply_fault(_: Request, error: Exception) -> Response:
+    return error_response(
+        500,
+        f"Telescope failed at this page ({type(error).__name__}), which is its own fault; the "
+        "traceback is in the log of telescope ui, please report it",
+    )
 
 
 def _reply_status(request: Request, error: Exception) -> Response:

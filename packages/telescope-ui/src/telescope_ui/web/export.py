@@ -73,6 +73,8 @@ class Exported(NamedTuple):
 
     page: Path
     num_pages: int
+    num_unreadable: int
+    """Pages that say only why they cannot be read."""
 
 
 def export_runs(
@@ -105,15 +107,18 @@ def export_runs(
         (target / "data").mkdir(parents=True)
         shutil.copytree(STATIC, target / "static", ignore=shutil.ignore_patterns("index.html"))
         (target / "index.html").write_text(page, encoding="utf-8")
-        for at, (address, data) in enumerate(found):
+        num_unreadable = 0
+        for at, (address, page_data) in enumerate(found):
             tell(at, len(found))
+            data = _data(page_data)
+            num_unreadable += "error" in data
             key = _as_script(as_json(address))
             content = b"window.TELESCOPE_EXPORT.loaded[%b] = %b;\n"
             place = target / places[address]
-            place.write_bytes(content % (key, _as_script(as_json(_data(data)))))
+            place.write_bytes(content % (key, _as_script(as_json(data))))
         tell(len(found), len(found))
     _write_about(target, {**about, "is_complete": True})
-    return Exported(target / "index.html", len(places))
+    return Exported(target / "index.html", len(places), num_unreadable)
 
 
 def export_one_file(
@@ -152,7 +157,7 @@ def export_one_file(
             write_text(target, _one_file(run, data))
     except duckdb.Error as error:
         raise TelescopeError(f"a file of the run cannot be read: {error}") from error
-    return Exported(target, len(data))
+    return Exported(target, len(data), sum("error" in one for one in data.values()))
 
 
 @contextmanager
