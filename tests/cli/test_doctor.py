@@ -55,8 +55,11 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     _, whole = doctor(capsys, path, "--json")
     assert json.loads(whole)["problems"] == []
     lines = metrics.read_text().splitlines(keepends=True)
+    others = ("{}\n", '{"step": "abc"}\n', "null\n", '{"step": 31, "loss": NaN}\n')
     # The last line, without its end, is still being written.
-    metrics.write_text("".join([*lines[:30], lines[30][:50] + "\n", *lines[31:-1], lines[-1][:50]]))
+    metrics.write_text(
+        "".join([*lines[:30], lines[30][:50] + "\n", *others, *lines[31:-1], lines[-1][:50]])
+    )
     write_result(torn.parent, read_result(torn.parent.with_name("sums-before")))
     torn.write_text(torn.read_text()[:500])
     (path / "config.json").write_text("{")
@@ -65,7 +68,7 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     assert told["verdict"]["text"].startswith("Learned, as far as evals can be read: ")
     assert "sums-after cannot be read" in told["verdict"]["text"]
     for named, said in zip(
-        ("metrics.jsonl has a damaged line", "config.json is damaged", f"{torn} is damaged"),
+        ("metrics.jsonl has 4 damaged lines", "config.json is damaged", f"{torn} is damaged"),
         told["problems"],
         strict=True,
     ):

@@ -153,6 +153,16 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     assert "The run was interrupted at step 3" in text
 
 
+def test_lines_of_metrics_without_a_step_are_left_out(folder: RunFolder, capsys):
+    folder.log_metrics(row(1))
+    with (folder.path / "metrics.jsonl").open("a") as stream:
+        stream.write('{}\n{"step": "abc"}\n{"step": null}\n{"step": true}\n')
+    folder.fail("the disk is full")
+    assert run(capsys, "demo")[0] == 1
+    told = run(capsys, "demo", "--json")[1].splitlines()
+    assert [json.loads(one).get("step") for one in told] == [1, None]
+
+
 def test_a_finished_run_is_shown_with_its_summary(folder: RunFolder, capsys):
     folder.log_metrics(row(4))
     folder.write_summary(

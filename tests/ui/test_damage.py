@@ -148,6 +148,20 @@ def test_a_rollout_of_a_newer_version_is_refused_in_words(tmp_path, run, monkeyp
     assert 0 < exported.num_unreadable < exported.num_pages
 
 
+def test_lines_of_metrics_are_taken_as_commands_take_them(tmp_path, run):
+    path = run.path / "metrics.jsonl"
+    others = (
+        '{}\n{"step": "abc"}\nnull\n{"ste\n\n{"step": true}\n{"step": 9, "a": NaN, "b": 1e999}\n'
+    )
+    path.write_text(path.read_text() + others + '{"step": 10, "a": 2.0, "b": -Infinity}\n')
+    assert run.last_step() == 10
+    assert run.num_damaged_metrics() == 5
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r?metric=a&metric=b")
+        assert any("metrics.jsonl has 5 damaged lines" in one for one in page["problems"])
+        assert ui.get("/")["runs"][0]["step"] == 10
+
+
 def test_a_fault_of_a_page_is_answered_as_every_error_is(tmp_path, run, monkeypatch):
     def fail(*_):
         raise RuntimeError("a bug")

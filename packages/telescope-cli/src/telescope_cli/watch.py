@@ -14,7 +14,7 @@ from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.terminal import escaped
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
-from telescope_core.records.files import record_from
+from telescope_core.records.files import is_of_step, record_from
 from telescope_core.records.follow import LineTail
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerEvent, ServerState
@@ -111,7 +111,9 @@ class _Files:
         for kind in ("restart", "server", "eval", "step"):
             # That of the steps is set last.
             self.is_anew = self._files[kind].is_rewritten()
-            yield from (_Happened(kind, row) for row in self._files[kind].rows())
+            for row in self._files[kind].rows():
+                if kind != "step" or is_of_step(row):
+                    yield _Happened(kind, row)
 
 
 def _as_json(folder: RunFolder) -> RunState:

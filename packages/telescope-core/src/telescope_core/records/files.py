@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -106,8 +106,16 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def num_damaged_lines(path: Path) -> int:
-    """Return how many whole lines of `path` `read_json_lines` leaves out, as they are no object.
+def is_of_step(row: Mapping[str, Any]) -> bool:
+    """Return whether a line of metrics belongs to a step; others are damaged, and left out."""
+    step = row.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**62
+
+
+def num_damaged_lines(
+    path: Path, is_row: Callable[[Mapping[str, Any]], bool] = lambda row: True
+) -> int:
+    """Return how many whole lines of `path` are no object, or none for which `is_row` holds.
 
     A last line without its end is of a run that is being written, or was killed.
     """
@@ -115,7 +123,9 @@ def num_damaged_lines(path: Path) -> int:
         return 0
     with path.open("rb") as stream:
         return sum(
-            line.endswith(b"\n") and not line.isspace() and json_object(line) is None
+            line.endswith(b"\n")
+            and not line.isspace()
+            and ((row := json_object(line)) is None or not is_row(row))
             for line in stream
         )
 

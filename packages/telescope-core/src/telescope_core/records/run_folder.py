@@ -24,6 +24,7 @@ from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.events import AttemptEvent, read_events
 from telescope_core.records.files import (
     append_json_line,
+    is_of_step,
     num_damaged_lines,
     read_json,
     read_json_lines,
@@ -191,7 +192,7 @@ class RunFolder:
     def adopt_metrics(self, source: "RunFolder", step: int) -> None:
         """Copy the metrics of another run up to `step`, so that curves are complete."""
         for row in source.metrics():
-            if row.get("step", 0) <= step:
+            if row["step"] <= step:
                 self.log_metrics(row)
 
     def note_resume(self, resume: Resume) -> None:
@@ -291,12 +292,12 @@ class RunFolder:
         append_json_line(self.path / "metrics.jsonl", row)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics, oldest first."""
-        return list(read_json_lines(self.path / "metrics.jsonl"))
+        """Return the rows of metrics, oldest first; each has an integer `step`."""
+        return list(filter(is_of_step, read_json_lines(self.path / "metrics.jsonl")))
 
     def num_damaged_metrics(self) -> int:
         """Return how many whole lines of metrics `metrics` leaves out, because they are damaged."""
-        return num_damaged_lines(self.path / "metrics.jsonl")
+        return num_damaged_lines(self.path / "metrics.jsonl", is_of_step)
 
     def log_server(self, event: ServerEvent) -> None:
         """Append an event of an inference server."""
@@ -308,7 +309,7 @@ class RunFolder:
 
     def last_step(self) -> int:
         """Return the step of the newest row of metrics; 0 = there is none."""
-        return max((row.get("step", 0) for row in self.metrics()), default=0)
+        return max((row["step"] for row in self.metrics()), default=0)
 
     def log_eval_point(self, point: EvalPoint) -> None:
         """Append the outcome of an eval."""
@@ -425,7 +426,7 @@ class RunFolder:
         `keeps_evals_after`: no step is left, so that evals after training stay valid.
         """
         self._finished.clear()
-        self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
+        self._keep_lines("metrics.jsonl", lambda row: is_of_step(row) and row["step"] <= step)
         # A run that goes on beyond its last step will have another one evaluated as the last.
         self._keep_lines(
             "eval_points.jsonl",

@@ -17,7 +17,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from telescope_core.base import interruptible, interrupts
 from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.records import RunFolder
-from telescope_core.records.files import append_json_line, read_json_lines, write_json_lines
+from telescope_core.records.files import (
+    append_json_line,
+    is_of_step,
+    read_json_lines,
+    write_json_lines,
+)
 from telescope_core.records.logs import Logs
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends import layout_of
@@ -198,7 +203,8 @@ async def _train_and_export(
         num_done = point.step if point else 0
         path = log_folder(config) / "metrics.jsonl"
         # Later steps are measured again.
-        known = [row for row in read_json_lines(path) if point and row["step"] <= num_done]
+        rows = filter(is_of_step, read_json_lines(path))
+        known = [row for row in rows if point and row["step"] <= num_done]
         write_json_lines(path, known)
         step = num_done
         try:

@@ -4,14 +4,15 @@ The amount that is read and kept is limited, however large a file is, and the re
 left out.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from telescope_core.records.files import lines_left_out
+from telescope_core.records.files import lines_left_out, plain
 from telescope_core.records.follow import LineTail
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import inside
@@ -38,11 +39,16 @@ class NewRows(Generic[Row]):
         name: str,
         kind: type[Row],
         *,
+        is_row: Callable[[Row], bool] = lambda row: True,
         max_line_bytes: int = MAX_LINE_BYTES,
         max_file_bytes: int = MAX_FILE_BYTES,
     ) -> None:
-        """Read `name` in the resolved folder `run`; lines that are no `kind` are left out."""
+        """Read `name` in the resolved folder `run`; lines that are no `kind` are left out.
+
+        So are those for which `is_row` does not hold.
+        """
         self._run, self._name = run, name
+        self._is_row = is_row
         self._num_damaged = 0
         self._decoder = msgspec.json.Decoder(kind)
         self._tail = LineTail(
@@ -66,27 +72,38 @@ class NewRows(Generic[Row]):
         if inside(self._run, self._name) is None:
             return
         for block in self._tail.blocks():
-            try:
-                yield from self._decoder.decode_lines(block)
-            except (ValueError, RecursionError):
-                for line in block.split(b"\n"):
-                    try:
-                        row = self._decoder.decode(line)
-                    except (ValueError, RecursionError):
-                        self._num_damaged += bool(line.strip())
-                    else:
-                        yield row
+            for row in self._rows_in(block):
+                if self._is_row(row):
+                    yield row
+                else:
+                    self._num_damaged += 1
+
+    def _rows_in(self, block: bytes) -> Iterator[Row]:
+        try:
+            yield from self._decoder.decode_lines(block)
+        except (ValueError, RecursionError):
+            for line in filter(bytes.strip, block.split(b"\n")):
+                try:
+                    # Python's parser takes NaN, and so do the commands.
+                    row = self._decoder.decode(json.dumps(plain(json.loads(line))))
+                except (ValueError, RecursionError):
+                    self._num_damaged += 1
+                else:
+                    yield row
 
 
 class JsonLines:
     """The objects in one small file of a run; any thread may ask."""
 
-    def __init__(self, run: Path, name: str) -> None:
-        """Read the file `name` of the resolved folder `run`."""
+    def __init__(
+        self, run: Path, name: str, *, is_row: Callable[[JsonObject], bool] = lambda row: True
+    ) -> None:
+        """Read the file `name` of the resolved folder `run`; `is_row` is as in `NewRows`."""
         self._new = NewRows(
             run,
             name,
             dict[str, Any],
+            is_row=is_row,
             max_line_bytes=_MAX_SMALL_LINE_BYTES,
             max_file_bytes=_MAX_SMALL_FILE_BYTES,
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from telescope_core.records.files import is_of_step
 from telescope_core.reports.verdict import REWARDS
 from telescope_ui.files.json_lines import NewRows
 
@@ -56,7 +57,7 @@ class Course:
             self._last_step = 0
             self._found = tuple(Reward(array("q"), array("d")) for _ in REWARDS)
         for line in self._new:
-            if not isinstance(line.step, int) or abs(line.step) >= 2**62:
+            if not isinstance(line.step, int) or not is_of_step({"step": line.step}):
                 continue
             self._last_step = max(self._last_step, line.step)
             measured = (line.task_reward, line.reward, line.accuracy)

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from telescope_core.base.errors import unknown_name
+from telescope_core.records.files import is_of_step
 from telescope_ui.base.answers import NotThereError
 from telescope_ui.files.json_lines import NewRows
 
@@ -31,7 +32,7 @@ class MetricsTable:
     def __init__(self, run: Path, name: str = "metrics.jsonl") -> None:
         """Read the file `name` of the resolved folder `run`."""
         self._name = name
-        self._new = NewRows(run, name, dict[str, Any])
+        self._new = NewRows(run, name, dict[str, Any], is_row=is_of_step)
         self._lock = Lock()
         self._steps: array[int] = array("q")
         self._columns: dict[str, array[float]] = {}
@@ -101,9 +102,6 @@ class MetricsTable:
             self._add(row)
 
     def _add(self, row: dict[str, Any]) -> None:
-        step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or abs(step) >= 2**62:
-            return
         num = len(self._steps)
         if (num + 1) * max(1, len(self._columns)) > MAX_VALUES:
             self._num_cut += 1
@@ -118,7 +116,7 @@ class MetricsTable:
                 column = self._columns[name] = array("d")
             _fill(column, num)
             column.append(_number(value))
-        self._steps.append(step)
+        self._steps.append(row["step"])
 
 
 def _fill(column: "array[float]", num: int) -> None:
