@@ -162,6 +162,31 @@ def test_lines_of_metrics_are_taken_as_commands_take_them(tmp_path, run):
         assert ui.get("/")["runs"][0]["step"] == 10
 
 
+def test_damaged_lines_of_servers_and_meters_are_left_out_and_counted(tmp_path, run):
+    def write(name, *rows):
+        path = run.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps({"time_s": BEGAN_S, **row}) + "\n" for row in rows))
+
+    states = {"server": SERVER, "life": 2, "state": "serving"}
+    damaged = ({"life": "two"}, {"time_s": None}, {"version": []}, {"server": 1}, {"state": {}})
+    write("servers.jsonl", states, *({**states, **one} for one in damaged))
+    meter = {"source": "driver", "name": "cpu", "value": 1.0}
+    damaged = ({"source": None}, {"name": None}, {"value": "x"})
+    write("gauges/000001.jsonl", meter, *({**meter, **one} for one in damaged))
+    with (run.path / "gauges" / "000001.jsonl").open("a") as stream:
+        stream.write('{"time_s": 1')
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/runs/r/infra")
+        assert [one["num_lives"] for one in page["servers"]] == [2]
+        assert [one["latest"] for one in page["sources"]] == [{"cpu": 1.0}]
+        said = " ".join(page["problems"])
+        assert "servers.jsonl has 5 damaged lines" in said
+        assert "gauges/000001.jsonl has 3 damaged lines" in said
+        for place in ("", "/timeline", "/logs"):
+            assert ui.get(f"/runs/r{place}")
+
+
 def test_a_fault_of_a_page_is_answered_as_every_error_is(tmp_path, run, monkeypatch):
     def fail(*_):
         raise RuntimeError("a bug")

@@ -4,11 +4,12 @@ Full blocks are Parquet files. The open block, which is lines of JSON, is read w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 from telescope_core.records.blocks import block_names
+from telescope_core.records.files import lines_left_out
 from telescope_core.records.row_log import column_types
 from telescope_core.records.timeline import (
     CALLS_FOLDER,
@@ -19,7 +20,7 @@ from telescope_core.records.timeline import (
     TimelineSpan,
 )
 from telescope_ui.files.damage import Damage, lines_table
-from telescope_ui.files.database import quoted
+from telescope_ui.files.database import Database, quoted
 from telescope_ui.files.run_files import Listed, listed, literal_paths
 
 _KINDS: Mapping[str, type[Any]] = {
@@ -50,6 +51,21 @@ def block_problems(damage: Damage, run: Path, *folders: str) -> list[str]:
     """Return problems of block log files that are left out, each as a sentence."""
     files = [one for folder in folders for one in block_files(run, folder)]
     return [problem for one in files if (problem := damage.problem(one))]
+
+
+def incomplete_lines(database: Database, run: Path, folder: str) -> list[str]:
+    """Return a sentence about each file of a block log with lines that lack a needed field."""
+    kind, found = _KINDS[folder], list[str]()
+    for file in block_files(run, folder):
+        if file.name.endswith(".jsonl") and not database.damage.problem(file):
+            # A line without a time may still be being written.
+            sql = (
+                f"SELECT count(*) FROM {lines_table(_sql_types(kind))} "
+                f"WHERE time_s IS NOT NULL AND NOT ({_is_whole(kind)})"
+            )
+            ((num_lines,),) = database.rows(sql, [literal_paths([file.path])])
+            found += [lines_left_out(f"{folder}/{file.name}", num_lines)] if num_lines else []
+    return found
 
 
 def source_of(
@@ -103,4 +119,11 @@ def rows_of_lines(kind: type[Any], names: Sequence[str]) -> str:
         else:
             filled = f"CAST({column} AS {types[name]})"
         chosen.append(f"{filled} AS {column}")
-    return f"SELECT {', '.join(chosen)} FROM {lines_table(types)} WHERE time_s IS NOT NULL"
+    return f"SELECT {', '.join(chosen)} FROM {lines_table(types)} WHERE {_is_whole(kind)}"
+
+
+def _is_whole(kind: type[Any]) -> str:
+    """Return the condition that a line has every field without a default."""
+    fields = kind.__dataclass_fields__.values()
+    required = [one.name for one in fields if one.default is MISSING]
+    return " AND ".join(f"{quoted(name)} IS NOT NULL" for name in required)

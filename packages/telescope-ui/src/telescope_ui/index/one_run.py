@@ -7,6 +7,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.records.identity import RunInfo
@@ -19,6 +21,26 @@ from telescope_ui.index.course import Course
 from telescope_ui.index.metrics_table import MetricsTable
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.stage_index import StageIndex
+
+
+class _ServerLine(msgspec.Struct):
+    """What pages show of an event of a server; lines may lack all but the time."""
+
+    time_s: float
+    server: str = ""
+    role: str = ""
+    life: int = 1
+    state: str = ""
+    version: int | None = None
+    reason: str = ""
+
+
+def _is_server_event(row: JsonObject) -> bool:
+    try:
+        msgspec.convert(row, _ServerLine)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 class SettingsOrigin(NamedTuple):
@@ -52,7 +74,7 @@ class OneRun:
         self.stages = StageIndex(path, self.index, database)
         self.restarts = JsonLines(path, "restarts.jsonl")
         self.eval_points = JsonLines(path, "eval_points.jsonl")
-        self.server_events = JsonLines(path, "servers.jsonl")
+        self.server_events = JsonLines(path, "servers.jsonl", is_row=_is_server_event)
         self.json_lines = (self.restarts, self.eval_points, self.server_events)
         self._lock = Lock()
         self._info: tuple[Stamp, RunInfo] | None = None

@@ -118,11 +118,10 @@ def eval_points(run: OneRun) -> list[JsonObject]:
 
 
 def server_events(run: OneRun) -> list[JsonObject]:
-    """Return the events of servers, oldest first; lines without a time are left out."""
-    rows = run.server_events.rows()
+    """Return the events of servers, oldest first."""
     # Every field of the schema, of which a line may lack some.
     fields = {"server": "", "role": "", "life": 1, "state": "", "version": None, "reason": ""}
-    return [{**fields, **row} for row in rows if isinstance(row.get("time_s"), int | float)]
+    return [{**fields, **row} for row in run.server_events.rows()]
 
 
 class SmallFiles:

@@ -14,7 +14,13 @@ from telescope_ui.base.wrong_addresses import unfit
 from telescope_ui.files.damage import answering
 from telescope_ui.files.database import Database
 from telescope_ui.index import queries
-from telescope_ui.index.block_tables import Source, block_files, block_problems, block_source
+from telescope_ui.index.block_tables import (
+    Source,
+    block_files,
+    block_problems,
+    block_source,
+    incomplete_lines,
+)
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.happened import server_events
 from telescope_ui.pages.timeline_spans import Window, window_of
@@ -63,6 +69,7 @@ def _page(run: OneRun, database: Database, asked: InfraParameters) -> JsonObject
         "workers": _workers(run, points=asked.points),
         "problems": [
             *block_problems(database.damage, run.path, "gauges"),
+            *incomplete_lines(database, run.path, "gauges"),
             *run.line_problems(),
         ],
         "hints": _hints(asked, found),
