@@ -153,6 +153,12 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     assert "The run was interrupted at step 3" in text
 
 
+def test_a_run_whose_folder_has_another_name_is_told_with_it(folder: RunFolder, capsys):
+    folder.fail("the disk is full")
+    folder.path.rename(folder.path.with_name("other"))
+    assert "run demo (runs/other) failed after step 0" in run(capsys, "other")[1]
+
+
 def test_lines_of_metrics_without_a_step_are_left_out(folder: RunFolder, capsys):
     folder.log_metrics(row(1))
     with (folder.path / "metrics.jsonl").open("a") as stream:

@@ -167,7 +167,10 @@ def _on_screen(folder: RunFolder) -> RunState:
         print_summary(shown)
     else:
         why = f": {info.reason}" if info.reason else ""
-        ended = f"run {info.name} {info.observed_state} after step {folder.last_step()}{why}"
+        # Several runs may have the same name.
+        is_own = info.name == folder.path.resolve().name
+        name = info.name if is_own else f"{info.name} ({folder.path})"
+        ended = f"run {name} {info.observed_state} after step {folder.last_step()}{why}"
         typer.echo(escaped(f"{ended}\n{verdict.text}"))
     return info.observed_state
 
