@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { canonical, dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
-import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare } from "../src/lib/format.ts";
+import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare, nameOfRun } from "../src/lib/format.ts";
 import { ordered, paged } from "../src/lib/order.ts";
 import { alone, byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { narrowed, unanswered } from "../src/lib/narrow.ts";
@@ -136,6 +136,8 @@ test("the nearest of a growing list", () => {
 test("characters without a shape are shown by their number", () => {
   assert.equal(visible("a\u0000\u001b[31m\u202eb\n\t"), "a<U+0000><U+001B>[31m<U+202E>b\n\t");
   assert.equal(visibleToken("\n"), "\u23ce\n");
+  assert.equal(visible("\u0645\u06cc\u200c\u0631\u0648\u0645 \u200d\u200e"), "\u0645\u06cc\u200c\u0631\u0648\u0645 \u200d<U+200E>");
+  assert.equal(visibleToken("a\u200cb\u200d"), "a<U+200C>b<U+200D>");
   assert.equal(visible("\u00e9\u4e2d\ud83d\ude00"), "\u00e9\u4e2d\ud83d\ude00");
 });
 
@@ -311,4 +313,10 @@ test("a logarithmic axis has equal steps for powers of ten, and labels that are 
     assert.ok(found.length >= 2 && found.length <= 10, `${from} ${to}: ${found}`);
     assert.ok(found.every((one) => one >= from && one <= to * 1.000001));
   }
+});
+
+test("runs with the same name are told apart by their keys", () => {
+  assert.equal(nameOfRun({ name: "x", key: "x" }), "x");
+  assert.equal(nameOfRun({ name: "x", key: "x-2" }), "x (x-2)");
+  assert.equal(nameOfRun({ name: "", key: "x" }), "x");
 });

@@ -13,7 +13,7 @@ interface Asked {
 
 /** A pointer that moved less has clicked. */
 const LEAST_PIXELS = 4;
-const DOUBLE_MS = 260;
+const DOUBLE_MS = 500;
 
 export function useDrag({ placeUnder, onDrag, onClick, onDouble }: Asked) {
   const [span, setSpan] = useState<[number, number] | null>(null);

@@ -123,3 +123,8 @@ export function formatCell(value: unknown, name = ""): string {
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${formatNumber(count)} ${count === 1 ? one : many}`;
 }
+
+/** The name of a run, and its key where that differs: several runs may have the same name. */
+export function nameOfRun({ name, key }: { name: string; key: string }): string {
+  return !name || name === key ? key : `${name} (${key})`;
+}

@@ -9,7 +9,7 @@ import { Table } from "../components/Table.tsx";
 import { VerdictLine } from "../components/Verdict.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatCell, formatNumber, isShare, plural } from "../lib/format.ts";
+import { formatByName, formatCell, formatNumber, isShare, nameOfRun, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import { extent } from "../lib/scales.ts";
@@ -34,9 +34,9 @@ function Content({ data, address, query }: Shown) {
         <h1>Compare {plural(data.runs.length, "run")}</h1>
       </div>
       {data.runs.map((run, at) => (
-        <section key={run.key} aria-label={run.name}>
+        <section key={run.key} aria-label={nameOfRun(run)}>
           <p class="crumbs">
-            <i class={`swatch series-${at % 8}`} /> <Link to={ofRun(run.key)}>{run.name}</Link> <State state={run.state} /> step{" "}
+            <i class={`swatch series-${at % 8}`} /> <Link to={ofRun(run.key)}>{nameOfRun(run)}</Link> <State state={run.state} /> step{" "}
             {formatNumber(run.step)}
           </p>
           <VerdictLine verdict={run.verdict} />
@@ -52,7 +52,10 @@ function Content({ data, address, query }: Shown) {
 
 function ComparedEvals({ data }: { data: ComparePage }) {
   if (!data.evals.length) return null;
-  const nameOf = (key: string) => data.runs.find((run) => run.key === key)?.name ?? key;
+  const nameOf = (key: string) => {
+    const run = data.runs.find((one) => one.key === key);
+    return run ? nameOfRun(run) : key;
+  };
   const rows = data.evals.flatMap((one) => one.runs.map((of, at) => ({ ...of, environment: one.environment, against: one.against, isFirst: at === 0 })));
   return (
     <>
@@ -124,7 +127,7 @@ function SettingTable({ caption, rows, data }: { caption: string; rows: Setting[
         { name: "Setting", cell: (row) => <code>{row.name}</code> },
         ...data.runs.map((run) => ({
           name: run.key,
-          label: run.name,
+          label: nameOfRun(run),
           cell: (row: Setting) =>
             Object.hasOwn(row.values, run.key) ? formatCell(row.values[run.key]) : <span class="faint">not set</span>,
         })),

@@ -4,7 +4,7 @@ import { Empty, Ready } from "../components/States.tsx";
 import { Table } from "../components/Table.tsx";
 import { useData } from "../lib/data.ts";
 import { diffTexts } from "../lib/diff.ts";
-import { formatCell, formatNumber } from "../lib/format.ts";
+import { formatCell, formatNumber, nameOfRun } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import type { DifferencePage, DifferenceSide, Message } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
@@ -61,7 +61,7 @@ export function Difference({ address }: PageProps) {
 }
 
 const name = ({ run, row }: DifferenceSide) =>
-  `${run.name}, step ${formatNumber(row.step)}, group ${row.group_id}, rollout ${row.index}, reward ${formatNumber(row.reward)}`;
+  `${nameOfRun(run)}, step ${formatNumber(row.step)}, group ${row.group_id}, rollout ${row.index}, reward ${formatNumber(row.reward)}`;
 
 function Both({ left, right }: { left: Message | undefined; right: Message | undefined }) {
   const roles = [left?.role, right?.role];

@@ -4,7 +4,7 @@ import { Spark } from "../components/Spark.tsx";
 import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatAgo, formatIso, formatNumber, plural } from "../lib/format.ts";
+import { formatAgo, formatIso, formatNumber, nameOfRun, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { EvalEntry, RunEntry, RunsPage, Seeds } from "../lib/types.ts";
@@ -105,7 +105,7 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
           disabled={compared.length < 2 || compared.length > MAX_COMPARED}
           onClick={() => go(withQuery("/compare", { run: [...compared].sort() }))}
         >
-          {exported() ? "Compare all" : `Compare ${chosen.length || "chosen"} runs`}
+          {exported() ? "Compare all" : `Compare ${chosen.length ? plural(chosen.length, "run") : "chosen runs"}`}
         </button>
         {chosen.length > MAX_COMPARED && <span class="note">At most {MAX_COMPARED} can be compared.</span>}
         {isNarrowed && <span class="note">{plural(shown.length, "run")} of {formatNumber(runs.length)}</span>}
@@ -174,7 +174,7 @@ function columns(
           </button>
         ) : (
           <Link to={ofRun(run.key)} class="name">
-            {run.name || run.key}
+            {nameOfRun(run)}
           </Link>
         ),
     },
@@ -209,7 +209,7 @@ function columns(
           type="checkbox"
           checked={chosen.includes(run.key)}
           onChange={() => choose(run.key)}
-          aria-label={`compare ${run.name || run.key}`}
+          aria-label={`compare ${nameOfRun(run)}`}
         />
       ),
   };
@@ -259,7 +259,7 @@ function StandaloneEvals({ evals, address }: { evals: EvalEntry[]; address: stri
             value: (one) => one.name,
             cell: (one) => (
               <Link to={`/evals/${encodeURIComponent(one.key)}`} class="name">
-                {one.name}
+                {nameOfRun(one)}
               </Link>
             ),
           },
