@@ -39,8 +39,8 @@ def authorization(context: Context) -> str:
 @server.tool(structured_output=False)
 def scan() -> list[ContentBlock]:
     """Return what a text model cannot see."""
-    paper = BlobResourceContents(uri="file:///a", mime_type="application/pdf", blob="")
-    odd = BlobResourceContents(uri="file:///b", blob="")
+    paper = BlobResourceContents(uri="scan:a", mime_type="application/pdf", blob="")
+    odd = BlobResourceContents(uri="scan:b", blob="")
     picture = ImageContent(type="image", data="", mime_type="image/png")
     return [EmbeddedResource(resource=paper), EmbeddedResource(resource=odd), picture]
 

@@ -34,8 +34,7 @@ _OF_CLIENTS = {
     *("fallback_models", "internal_tools"),
 }
 """Settings of inspect_ai's own client, which the policy lacks."""
-_SAID, _SHOWN = "said", "shown"
-"""Keys in a message's thinking: an answer with its tags, and the text of it that scorers see."""
+_LIMITS = ("message_limit", "token_limit", "cost_limit", "time_limit", "working_limit")
 _MANY = 1 << 20
 """Requests to the policy at once; rollouts are limited elsewhere."""
 
@@ -79,7 +78,13 @@ class InspectModels:
         self._store.init_subtask_store(state.store)
         transcript = self._transcript.Transcript()
         self._transcript.init_transcript(transcript)
-        self._samples._sample_active.set(self._active(state, transcript))
+        # Agents such as `react` take their checkpoints from the active sample: none are saved.
+        fields: dict[str, Any] = dict.fromkeys(_LIMITS) | {"sandboxes": {}, "fails_on_error": True}
+        fields |= {"task": self._name, "model": _POLICY, "log_location": "", "eval_id": ""}
+        fields |= {"epoch": state.epoch, "sample_uuid": state.uuid, "transcript": transcript}
+        fields["sample"] = self._sample(id=state.sample_id, input=state.input)
+        fields["checkpointer"] = self._unsaved._NoopCheckpointer()
+        self._samples._sample_active.set(self._samples.ActiveSample(**fields))
         self._scoring.init_scoring_context(list(scorers), state.target)
 
     def kept(self, config: Any) -> Any:
@@ -105,27 +110,6 @@ class InspectModels:
                 f"sampling of the eval or the run counts: {', '.join(sorted(news))}"
             )
         return self._model.GenerateConfig(**{key: given[key] for key in used & _KEPT})
-
-    def _active(self, state: Any, transcript: Any) -> Any:
-        """Return the sample that agents such as `react` take their checkpoints from: none here."""
-        return self._samples.ActiveSample(
-            task=self._name,
-            log_location="",
-            model=_POLICY,
-            sample=self._sample(id=state.sample_id, input=state.input, metadata=state.metadata),
-            epoch=state.epoch,
-            message_limit=None,
-            token_limit=None,
-            cost_limit=None,
-            time_limit=None,
-            working_limit=None,
-            fails_on_error=True,
-            transcript=transcript,
-            sandboxes={},
-            checkpointer=self._unsaved._NoopCheckpointer(),
-            eval_id="",
-            sample_uuid=state.uuid,
-        )
 
     def _judge(self, judge: str) -> Any:
         try:
@@ -159,10 +143,7 @@ def told(error: Exception) -> str:
 
 
 def as_message(theirs: Any) -> Message:
-    """Convert an inspect_ai message to ours; parts other than text are refused by name.
-
-    Of a tool call that failed, the policy gets what inspect_ai's own clients send: the error.
-    """
+    """Convert an inspect_ai message to ours; parts other than text are refused by name."""
     content: Any = theirs.content
     if not isinstance(content, str):
         others = sorted({part.type for part in content} - {"text", "reasoning"})
@@ -175,40 +156,30 @@ def as_message(theirs: Any) -> Message:
         for call in getattr(theirs, "tool_calls", None) or ()
     )
     error = getattr(theirs, "error", None)
-    text, reasoning = _as_said(theirs)
+    parts: list[Any] = [] if isinstance(content, str) else content
+    # An answer with its tags is kept in the text without them: a policy reads what it said.
+    said = [str(part.internal) for part in parts if part.internal and part.type == "text"]
+    kept = next((one for one in said if "<think" in one and theirs.text in one), "")
+    thoughts = [part.reasoning for part in parts if part.type == "reasoning"]
     return Message(
         role=theirs.role,
-        content=text if error is None else f"Error: {error.message}",
-        reasoning=reasoning,
+        content=kept or theirs.text if error is None else f"Error: {error.message}",
+        reasoning="" if kept else "\n".join(thoughts),
         tool_calls=calls,
         tool_call_id=getattr(theirs, "tool_call_id", None),
     )
 
 
-def _as_said(theirs: Any) -> tuple[str, str]:
-    """Return text and thinking of a message, as the policy said them where nobody changed them."""
-    parts: Any = () if isinstance(theirs.content, str) else theirs.content
-    thoughts = [part for part in parts if part.type == "reasoning"]
-    for part in thoughts:
-        if isinstance(part.internal, dict) and part.internal.get(_SHOWN) == theirs.text:
-            return part.internal[_SAID], ""
-    return theirs.text, "\n".join(part.reasoning for part in thoughts)
-
-
 def _their_content(said: Message) -> Any:
     """Return an answer as inspect_ai's own clients read it: its scorers do not see the thinking."""
-    content: Any = imported(INSPECT, "inspect_ai.model")
+    model: Any = imported(INSPECT, "inspect_ai.model")
     parse: Any = imported(INSPECT, "inspect_ai.model._reasoning").parse_content_with_reasoning
-    text = content.ContentText(text=said.content)
-    if said.reasoning:
-        return [content.ContentReasoning(reasoning=said.reasoning), text]
-    rest, found = parse(said.content)
+    rest, found = (said.content, said) if said.reasoning else parse(said.content)
     if found is None:
         return said.content
     # Of thinking alone they take all as the answer.
-    text.text = rest or said.content
-    kept = {_SAID: said.content, _SHOWN: text.text}
-    return [content.ContentReasoning(reasoning=found.reasoning, internal=kept), text]
+    text = model.ContentText(text=rest or said.content, internal=said.content)
+    return [model.ContentReasoning(reasoning=found.reasoning), text]
 
 
 def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
