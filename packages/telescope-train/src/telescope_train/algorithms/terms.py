@@ -90,7 +90,8 @@ def all_true(mask_T: "Tensor") -> bool:
 def metric_sums(values: "Mapping[str, Tensor]", mask_T: "Tensor") -> dict[str, MetricSum]:
     """Sum each `[T]` of `values` where the mask is True, on the host.
 
-    A GPU gives each in one copy; to sum there it would be asked 6 times as often. A bool counts as 0 or 1. Lowest and highest are computed for the names in `SPREAD` only.
+    A GPU gives each in one copy; to sum there it would be asked 6 times as often. A bool counts as
+    0 or 1. Lowest and highest are computed for the names in `SPREAD` only.
     """
     if not values:
         return {}

@@ -236,9 +236,13 @@ class Player:
 
     async def _attempt(self, playing: "_Playing", number: int) -> Rollout:
         playing.num_attempts = number
-        # An attempt that was lost with a process is played again with the same seed.
-        pending = playing.pending
-        request = self._seeded(playing.request, number - playing.num_lost)
+        pending, request = playing.pending, playing.request
+        if self._settings.seed is not None:
+            # The place of the rollout in the run, and not the time at which it is played. An
+            # attempt that was lost with a process is played again with the same seed.
+            place = (request.rollout_id, number - playing.num_lost)
+            seed = derived_seed(self._settings.seed, *place)
+            request = replace(request, sampling=replace(request.sampling, seed=seed))
         key = AttemptKey(
             step=pending.batch + 1,
             environment=playing.client.name,
@@ -266,13 +270,6 @@ class Player:
         finally:
             if playing.attempt is attempt:
                 playing.attempt = None
-
-    def _seeded(self, request: PlayRequest, number: int) -> PlayRequest:
-        if self._settings.seed is None:
-            return request
-        # The place of the rollout in the run, and not the time at which it is played.
-        seed = derived_seed(self._settings.seed, request.rollout_id, number)
-        return replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 @dataclass(slots=True, eq=False)
