@@ -5,7 +5,10 @@ import json
 import pytest
 from tests.cli.echo import BROKEN, NAMES, telescope
 
-from telescope_core.evals import read_result
+from telescope_cli.eval.view import EvalProgress
+from telescope_core import Rollout, Sampling
+from telescope_core.evals import EvalSettings, read_result
+from telescope_core.records.rows import row_of
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -168,7 +171,7 @@ def test_an_eval_grows_at_resume_with_another_concurrency(endpoint, place, capsy
     assert telescope(*command, "--examples", 6, "--rollouts", 3, "--resume") == 2
     assert "rollouts: 4 then, 3 now; it may only grow" in capsys.readouterr().err
     assert telescope(*command, *grown, "--max-tokens", 9) == 2
-    assert "sampling: " in capsys.readouterr().err
+    assert "(sampling.max_tokens: 512 then, 9 now)" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -209,3 +212,14 @@ def test_report_and_resume_leave_out_a_row_that_cannot_be_read_and_say_so(endpoi
     assert telescope(*command, "--rollouts", 5, "--resume") == 0
     assert "line 17" in capsys.readouterr().err
     assert read_result(place / "out").num_scored == 20
+
+
+@pytest.mark.parametrize(("whole_groups", "num_kept"), [(False, 3), (True, 2)])
+def test_progress_counts_only_what_is_not_played_again(whole_groups, num_kept, capsys):
+    rollouts = [
+        Rollout(environment="e", example_id="", group_id=group, index=index, reward=1.0)
+        for group, index in (("eval-000000", 0), ("eval-000000", 1), ("eval-000001", 0))
+    ]
+    settings = EvalSettings(num_examples=2, rollouts=2, sampling=Sampling(max_tokens=1))
+    EvalProgress(settings, done=[row_of(one) for one in rollouts], whole_groups=whole_groups)
+    assert f"resuming: {num_kept} rollouts" in capsys.readouterr().err

@@ -70,6 +70,10 @@ async def test_with_group_rewards_an_example_that_grows_is_played_again():
         ({"base_url": "http://127.0.0.1:2/v1"}, None),
         ({"positions": (3, 2, 1, 0, 5), "num_examples": 5}, None),
         ({"model": "b"}, "model: 'a' then, 'b' now"),
+        (
+            {"sampling": {**asdict(settings().sampling), "seed": 9}},
+            r"settings \(sampling.seed: None then, 9 now\);",
+        ),
         ({"deadline_s": 1.0}, "deadline_s: 300.0 then, 1.0 now"),
         ({"rollouts": 2}, "rollouts: 3 then, 2 now; it may only grow"),
         ({"num_examples": 2}, "num_examples: 4 then, 2 now; it may only grow"),

@@ -117,7 +117,8 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
     environment = open_environment(request.environment, request.environment_settings, processes)
     try:
         host = host_seen_by(request.processes.addresses)
-        progress = EvalProgress(settings, done=done)
+        whole_groups = (await environment.describe()).has_group_rewards
+        progress = EvalProgress(settings, done=done, whole_groups=whole_groups)
         with progress.bar, showing_troubles(progress.note):
 
             def record(row: Any) -> None:

@@ -55,7 +55,9 @@ def announced(text: str) -> Generator[Callable[[str], None], None, None]:
 class EvalProgress:
     """A progress bar with the running mean; without a terminal, a line after each tenth."""
 
-    def __init__(self, settings: EvalSettings, *, done: Sequence[RolloutRow]) -> None:
+    def __init__(
+        self, settings: EvalSettings, *, done: Sequence[RolloutRow], whole_groups: bool
+    ) -> None:
         self._total = settings.num_examples * settings.rollouts
         self._console = stderr_console()
         self._count = 0
@@ -74,7 +76,7 @@ class EvalProgress:
         )
         """Entered while the rollouts are played."""
         self._task = self.bar.add_task("rollouts", total=self._total, mean="")
-        kept = reusable(done, settings)
+        kept = reusable(done, settings, whole_groups=whole_groups)
         if kept:
             self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
         self._count = self._num_scored = len(kept)

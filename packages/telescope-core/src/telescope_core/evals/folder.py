@@ -235,9 +235,10 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
     now: Mapping[str, Any] = new
     changed = sorted({key for key in {*old, *new} if old.get(key) != new.get(key)})
     refused = [
-        f"{key}: {old.get(key)!r} then, {new.get(key)!r} now"
+        text
         for key in changed
         if key not in _MAY_CHANGE
+        for text in _differences(key, old.get(key), now.get(key))
     ]
     # Evals that were begun by an earlier version have none of them.
     for key in _FILES:
@@ -249,6 +250,18 @@ def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
     if not _positions(old) <= _positions(new):
         refused.append("other examples; those of the start must be among them")
     return refused
+
+
+def _differences(key: str, then: JsonValue, now: JsonValue) -> list[str]:
+    """Return a text for each field of a setting that differs; one for a setting without fields."""
+    if not isinstance(then, Mapping) or not isinstance(now, Mapping):
+        return [f"{key}: {then!r} then, {now!r} now"]
+    fields = sorted({name for name in {*then, *now} if then.get(name) != now.get(name)})
+    return [
+        text
+        for name in fields
+        for text in _differences(f"{key}.{name}", then.get(name), now.get(name))
+    ]
 
 
 def _positions(manifest: Mapping[str, Any]) -> set[int]:
