@@ -276,6 +276,31 @@ def test_tools_that_cannot_be_shown_are_refused(tmp_path, tools, facts):
         dataset_samples(config_of(path), TOKENIZER)
 
 
+CALLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content if not m.tool_calls or text }}"
+    "{% for call in (m.tool_calls or [])[:shown] %}[{{ call.function.name }}]{% endfor %}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "has_text", "lost"),
+    [(2, True, None), (0, True, "'shell'"), (1, True, "'shell'"), (2, False, "text beside")],
+)
+def test_calls_that_the_template_leaves_out_are_refused(tmp_path, shown, has_text, lost):
+    calls = [{"id": name, "function": {"name": "shell", "arguments": "{}"}} for name in "ab"]
+    said = {"role": "assistant", "content": " I ask shell: ", "tool_calls": calls}
+    rows = [conversation(0), [{"role": "user", "content": "a"}, said]]
+    config = config_of(write(tmp_path / "chats.jsonl", rows), "--num_held_out", "1")
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = f"{{% set shown, text = {shown}, {has_text} %}}{CALLS}"
+    if lost is None:
+        assert len(dataset_samples(config, tokenizer).learnt) == 1
+        return
+    with pytest.raises(ConfigError, match=rf"\brow 1\b.*{lost}.*message 1\b.*chat_template"):
+        dataset_samples(config, tokenizer)
+
+
 @reads_datasets
 def test_datasets_that_cannot_be_used(tmp_path):
     path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(4)])

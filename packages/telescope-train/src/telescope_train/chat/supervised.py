@@ -1,6 +1,7 @@
 """Convert conversations to tokens with the model's chat template, and mark those to learn."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,14 +51,16 @@ def render_conversations(
     *,
     tools: Sequence[Tools] | None = None,
     end_ids: Sequence[int] = (),
+    labels: Sequence[str] | None = None,
 ) -> list[list[RenderedConversation]]:
     """Render conversations, each ending with an assistant message, as one or more samples each.
 
     Each assistant turn is learned once, behind what the template shows before it. If the template
     shows an earlier turn differently from how it was learned, another sample begins. `tools` are
     those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
-    EOS is always one. Each turn is encoded alone, as it is sampled. Raises ConfigError if the
-    template leaves tools out.
+    EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
+    in error messages. Raises ConfigError if the template leaves out tools, the calls of a turn, or
+    the text beside them.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -72,14 +75,21 @@ def render_conversations(
     prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], offered, is_prompt=True)
     wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], offered, is_prompt=False)
     drafts: list[list[_Draft]] = [[] for _ in conversations]
-    for (number, _), prompt, whole in zip(turns, prompts, wholes, strict=True):
+    for (number, end), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
             raise ConfigError(
                 "the chat template does not continue its own generation prompt: the text "
                 f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
                 "that continues it"
             )
-        _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
+        learnt = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
+        if (lost := _left_out(conversations[number][end], learnt)) is not None:
+            label = labels[number] if labels is not None else f"conversation {number}"
+            raise ConfigError(
+                f"{label}: the model's chat template leaves out {lost} of message {end}, so the "
+                f"model would learn {learnt!r:.80}; set chat_template to a template that shows "
+                "calls and the text beside them, or remove the row"
+            )
     assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)
 
@@ -107,8 +117,20 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) 
     return SpecialTokens(tokenizer, stop_token_ids=list(ends), marks=())
 
 
-def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialTokens) -> None:
-    """Add one turn. It is learned up to its end token, without later text of the template."""
+def _left_out(message: Message, learnt: str) -> str | None:
+    """Return what of a turn with calls does not stand in its learned text; None if all does."""
+    # Templates may write the thinking in a content anew.
+    content = message.content.rpartition("</think>")[2].strip()
+    if message.tool_calls and content not in learnt:
+        return "the text beside the tool calls"
+    for name, num_calls in Counter(call.name for call in message.tool_calls).items():
+        if learnt.count(name) < num_calls + content.count(name):
+            return f"a call of {name!r}"
+    return None
+
+
+def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialTokens) -> str:
+    """Add one turn, and return what is learned: up to its end token, no later text."""
     end = special.first_end(turn)
     learnt = turn[: end.stop] if end is not None else turn
     last = drafts[-1] if drafts else None
@@ -122,6 +144,7 @@ def _add_turn(drafts: list[_Draft], prompt: str, turn: str, special: SpecialToke
     last.pieces.append(_Piece(learnt, True, special.anchor))
     last.text = prompt + learnt
     last.end_id = end.token_id if end is not None else None
+    return learnt
 
 
 def _encoded(

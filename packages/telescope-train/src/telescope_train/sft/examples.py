@@ -227,7 +227,10 @@ def _samples(
     seq_len: int,
 ) -> list[TrainingSample]:
     messages, tools = [one.messages for one in rollouts], [one.tools for one in rollouts]
-    rendered = render_conversations(tokenizer, messages, tools=tools, end_ids=end_ids)
+    labels = [f"gold answer of {one.example_id!r} in {one.environment!r}" for one in rollouts]
+    rendered = render_conversations(
+        tokenizer, messages, tools=tools, end_ids=end_ids, labels=labels
+    )
     for rollout, parts in zip(rollouts, rendered, strict=True):
         length = max(len(part.token_ids) for part in parts)
         if length > seq_len:
@@ -262,7 +265,10 @@ def dataset_samples(
 
     def render(found: Sequence[Conversation]) -> list[list[RenderedConversation]]:
         messages, tools = [one.messages for one in found], [one.tools for one in found]
-        return render_conversations(tokenizer, messages, tools=tools, end_ids=end_ids)
+        labels = [one.label for one in found]
+        return render_conversations(
+            tokenizer, messages, tools=tools, end_ids=end_ids, labels=labels
+        )
 
     parts = [
         _fitted([conversations[index] for index in part], config, render)
