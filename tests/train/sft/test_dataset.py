@@ -228,6 +228,34 @@ def test_conversations_are_read_as_they_are_written(tmp_path):
     assert written == arguments
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [[{"path": {"a": 1}, "all": [{"x": 1}]}, {"n": 7, "path": {"b": 2}}], ['{"n": null}', "{}"]],
+)
+def test_keys_that_a_parquet_table_fills_with_nulls_are_left_out(tmp_path, arguments):
+    """The columns of a table have one type, so arguments of one row are keys of all of them."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "go", "arguments": one}}],
+                },
+            ],
+            "tools": [{"function": {"name": "go", "parameters": {"properties": one}}}],
+        }
+        for one in arguments
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    found = read_conversations(config_of(tmp_path / "chats.parquet"))
+    calls = [one.messages[1].tool_calls[0] for one in found]
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in arguments]
+    assert [json.loads(call.arguments) for call in calls] == [json.loads(one) for one in texts]
+    assert [one.tools for one in found] == [row["tools"] for row in rows]
+
+
 SHELL = {
     "type": "function",
     "function": {"name": "shell", "parameters": {"properties": {"command": {"type": "string"}}}},
@@ -297,7 +325,7 @@ def test_calls_that_the_template_leaves_out_are_refused(tmp_path, shown, has_tex
     if lost is None:
         assert len(dataset_samples(config, tokenizer).learnt) == 1
         return
-    with pytest.raises(ConfigError, match=rf"\brow 1\b.*{lost}.*message 1\b.*chat_template"):
+    with pytest.raises(ConfigError, match=rf"\brow 2\b.*{lost}.*message 1\b.*chat_template"):
         dataset_samples(config, tokenizer)
 
 

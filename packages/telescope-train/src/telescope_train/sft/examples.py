@@ -48,15 +48,20 @@ class Conversation:
 def read_conversations(config: SftConfig) -> list[Conversation]:
     """Return all conversations of the dataset; raises ConfigError that names a row without one."""
     conversations: list[Conversation] = []
-    for number, row in enumerate(_load(config), start=1):
+    table = _load(config)
+    for number, row in enumerate(table, start=1):
         label = f"row {number} of {config.dataset}"
         if config.messages_field not in row:
             raise ConfigError(
                 f"{label} has no column {config.messages_field!r}; set messages_field to one of "
                 f"{', '.join(sorted(row))}"
             )
-        messages = _messages(row[config.messages_field], label)
-        tools = _tools(row.get(_TOOLS), label)
+        chat, offered = row[config.messages_field], row.get(_TOOLS)
+        if not isinstance(table, list):
+            # The columns of a table have one type: its rows get the keys of all others, as nulls.
+            chat, offered = _without_nulls(chat), _without_nulls(offered)
+        messages = _messages(chat, label)
+        tools = _tools(offered, label)
         conversations.append(Conversation(label=label, messages=messages, tools=tools))
     return conversations
 
@@ -74,6 +79,13 @@ def _load(config: SftConfig) -> Table:
         return load_table(spec, config.dataset_split)
     except EnvironmentLoadError as error:
         raise ConfigError(f"dataset {config.dataset!r} cannot be read: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return `value` without the keys, at any depth, whose value is null."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _messages(row: Any, label: str) -> tuple[Message, ...]:
