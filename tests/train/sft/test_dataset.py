@@ -199,6 +199,10 @@ def test_a_folder_and_num_examples(tmp_path):
             [*conversation(1)[:2], {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}],
             "tool calls",
         ),
+        ([*conversation(1)[:4], {**conversation(1)[4], "train": False}], "message 4.*'train'"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "refusal": "no"}], "message 2.*'refusal'"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "weight": 0.5}], "weight of 0.*0.5"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "weight": 0}], "weight 0"),
     ],
 )
 def test_rows_that_are_no_conversation_are_named(tmp_path, row, fact):
@@ -210,6 +214,22 @@ def test_rows_that_are_no_conversation_are_named(tmp_path, row, fact):
     assert len(dataset_samples(config_of(path), TOKENIZER).learnt) == 1
 
 
+@pytest.mark.parametrize(
+    ("weights", "learnt", "whole"),
+    [((0, 1), "yy", "xyy"), ((1, 0), "x", "x"), ((1, None), "xyy", "xyy")],
+)
+def test_turns_of_weight_0_are_not_learned(tmp_path, weights, learnt, whole):
+    row = conversation(0)
+    for place, text, weight in zip((2, 4), ("x", "yy"), weights, strict=True):
+        row[place] |= {"content": text, "weight": weight, "name": "", "audio": None}
+    config = config_of(write(tmp_path / "chats.jsonl", [row] * 2), "--num_held_out", "1")
+    (sample,) = dataset_samples(config, TOKENIZER).learnt
+    shown = TOKENIZER.decode(sample.token_ids[sample.mask])
+    assert shown.replace("<|end|>", "") == learnt
+    turns = TOKENIZER.decode(sample.token_ids).split("<|assistant|>")[1:]
+    assert "".join(turn.partition("<|end|>")[0] for turn in turns) == whole
+
+
 def test_conversations_are_read_as_they_are_written(tmp_path):
     arguments = [{"path": "a"}, {"n": 7}]
     calls = [{"id": "1", "function": {"name": "go", "arguments": one}} for one in arguments]
@@ -218,12 +238,13 @@ def test_conversations_are_read_as_they_are_written(tmp_path):
             {"role": "user", "content": "2019-11-30T08:10:00"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "content": "2019-11-30", "tool_call_id": "1"},
-            {"role": "assistant", "content": "2019-11-30"},
+            {"role": "assistant", "content": "2019-11-30", "thinking": "2019"},
         ]
         for call in calls
     ]
     found = read_conversations(config_of(write(tmp_path / "chats.jsonl", rows)))
     assert [one.messages[0].content for one in found] == ["2019-11-30T08:10:00"] * 2
+    assert [one.messages[3].reasoning for one in found] == ["2019"] * 2
     written = [json.loads(one.messages[1].tool_calls[0].arguments) for one in found]
     assert written == arguments
 

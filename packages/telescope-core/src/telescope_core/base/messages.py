@@ -9,6 +9,9 @@ from typing import Any, cast
 from telescope_core.base.images import image_in, images_from_json, message_of, parts_of
 from telescope_core.base.types import Image, Message, Role, ToolCall
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names of the thinking text of a message, in servers and datasets."""
+
 
 def message_to_json(message: Message) -> dict[str, Any]:
     """Return `message` in the form of the chat API, in which pictures are parts of the content."""
@@ -44,16 +47,17 @@ def message_to_record(message: Message) -> dict[str, Any]:
 def message_from_json(fields: Mapping[str, Any]) -> Message:
     """Return the message in `fields`; missing text becomes the empty string.
 
-    Servers name the thinking text `reasoning_content` or `reasoning`, and both are accepted. The
-    content may be a list of parts, and arguments of calls may be objects. Raises ValueError for
-    parts other than texts and pictures that are given as data.
+    Servers and datasets name the thinking text `reasoning_content`, `reasoning` or `thinking`; the
+    first of these that has text counts. The content may be a list of parts, and arguments of calls
+    may be objects. Raises ValueError for parts other than texts and pictures that are given as
+    data.
     """
     content, images = _content(fields)
     calls = cast(list[dict[str, Any]], fields.get("tool_calls") or [])
     return Message(
         role=fields.get("role", "assistant"),
         content=content,
-        reasoning=fields.get("reasoning_content") or fields.get("reasoning") or "",
+        reasoning=next(filter(None, map(fields.get, REASONING_FIELDS)), ""),
         tool_calls=tuple(
             ToolCall(
                 id=str(call.get("id", "")),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.base.messages import message_from_json, message_to_record
+from telescope_core.base.messages import REASONING_FIELDS, message_from_json, message_to_record
 from telescope_core.base.types import Example, Message
 from telescope_core.examples.checks import IN_INFO, as_text
 
@@ -27,7 +27,7 @@ ANSWER_FIELDS = ("answer", "solution")
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _MAX_FIELD = 1 << 24
 _MESSAGE_FIELDS = (
-    *("role", "content", "reasoning", "reasoning_content"),
+    *("role", "content", *REASONING_FIELDS),
     *("tool_calls", "tool_call_id", "refusal", "images"),
 )
 _SURE_DIGITS = 15

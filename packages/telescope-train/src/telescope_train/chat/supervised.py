@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ def render_conversations(
     tools: Sequence[Tools] | None = None,
     end_ids: Sequence[int] = (),
     labels: Sequence[str] | None = None,
+    learnt: Sequence[Collection[int]] | None = None,
 ) -> list[list[RenderedConversation]]:
     """Render conversations, each ending with an assistant message, as one or more samples each.
 
@@ -59,7 +60,8 @@ def render_conversations(
     shows an earlier turn differently from how it was learned, another sample begins. `tools` are
     those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
-    in error messages. Raises ConfigError if the template leaves out tools, the calls of a turn, or
+    in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
+    Raises ConfigError if the template leaves out tools, the calls of a turn, or
     the text beside them.
     """
     special = _special_tokens(tokenizer, end_ids)
@@ -67,7 +69,7 @@ def render_conversations(
         (number, end)
         for number, messages in enumerate(conversations)
         for end, message in enumerate(messages)
-        if message.role == "assistant"
+        if message.role == "assistant" and (learnt is None or end in learnt[number])
     ]
     form = message_form(template_text(tokenizer), partial(_text, tokenizer))
     plain = [[form.plain(one) for one in messages] for messages in conversations]
@@ -82,12 +84,12 @@ def render_conversations(
                 f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
                 "that continues it"
             )
-        learnt = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
-        if (lost := _left_out(conversations[number][end], learnt)) is not None:
+        text = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
+        if (lost := _left_out(conversations[number][end], text)) is not None:
             label = labels[number] if labels is not None else f"conversation {number}"
             raise ConfigError(
                 f"{label}: the model's chat template leaves out {lost} of message {end}, so the "
-                f"model would learn {learnt!r:.80}; set chat_template to a template that shows "
+                f"model would learn {text!r:.80}; set chat_template to a template that shows "
                 "calls and the text beside them, or remove the row"
             )
     assert all(drafts), "a conversation without an assistant message cannot be learned from"

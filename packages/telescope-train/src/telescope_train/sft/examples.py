@@ -15,7 +15,7 @@ import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
-from telescope_core.base.messages import message_from_json
+from telescope_core.base.messages import REASONING_FIELDS, message_from_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
@@ -27,6 +27,12 @@ from telescope_train.models.hub import Kind, look_on_hub
 from telescope_train.sft.config import SftConfig, SftEnvironment
 
 _ROLES = ("system", "user", "assistant", "tool")
+_WEIGHT = "weight"
+"""Key of an assistant message: 0 = it is not learned, 1 = it is, as without the key."""
+_ANSWER_FIELDS = (
+    *("role", "content", *REASONING_FIELDS, "tool_calls", "tool_call_id", "images"),
+    _WEIGHT,
+)
 _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
 NUM_GOLDS = 8192
@@ -43,6 +49,8 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: Tools
     """The functions that were offered in it, in the form of the chat API."""
+    learnt: frozenset[int]
+    """Places in `messages` of the assistant's messages to learn; the last message is one."""
 
 
 def read_conversations(config: SftConfig) -> list[Conversation]:
@@ -60,9 +68,12 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
         if not isinstance(table, list):
             # The columns of a table have one type: its rows get the keys of all others, as nulls.
             chat, offered = _without_nulls(chat), _without_nulls(offered)
-        messages = _messages(chat, label)
-        tools = _tools(offered, label)
-        conversations.append(Conversation(label=label, messages=messages, tools=tools))
+        messages, learnt = _messages(chat, label)
+        conversations.append(
+            Conversation(
+                label=label, messages=messages, tools=_tools(offered, label), learnt=learnt
+            )
+        )
     return conversations
 
 
@@ -88,22 +99,44 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
-def _messages(row: Any, label: str) -> tuple[Message, ...]:
-    """Return the conversation in `row`, up to the last message of the assistant."""
+def _messages(row: Any, label: str) -> tuple[tuple[Message, ...], frozenset[int]]:
+    """Return the conversation in `row`, up to the last turn to learn, and the places of these."""
     if not isinstance(row, Sequence) or isinstance(row, str) or not row:
         raise ConfigError(f"{label}: expected a list of messages, got {_shown(row)}")
     messages = tuple(_message(fields, label) for fields in row)
-    ends = [index for index, one in enumerate(messages) if one.role == "assistant"]
+    ends = [
+        index
+        for index, (one, fields) in enumerate(zip(messages, row, strict=True))
+        if one.role == "assistant" and _is_learnt(fields, f"{label}, message {index}")
+    ]
     if not ends:
         raise ConfigError(
-            f"{label}: has no assistant message, so nothing can be learned from it; remove the row"
+            f"{label}: has no assistant message, or only those of weight 0, so nothing can be "
+            "learned from it; remove the row"
         )
     if ends[0] == 0:
         raise ConfigError(
             f"{label}: begins with an assistant message that answers nothing; remove that message, "
             "or put another message before it"
         )
-    return messages[: ends[-1] + 1]
+    return messages[: ends[-1] + 1], frozenset(ends)
+
+
+def _is_learnt(fields: Mapping[str, Any], where: str) -> bool:
+    """Return whether an assistant message is learned; raises ConfigError for what would be lost."""
+    for key, value in fields.items():
+        if key not in _ANSWER_FIELDS and value not in (None, "", [], {}):
+            raise ConfigError(
+                f"{where}: has {key!r} = {_shown(value)}, which would not be learned; remove the "
+                f"key, or rename it to one of {', '.join(_ANSWER_FIELDS)}"
+            )
+    weight = fields.get(_WEIGHT)
+    if weight not in (None, 0, 1):
+        raise ConfigError(
+            f"{where}: expected a weight of 0 (not learned) or 1 (learned), got {_shown(weight)}; "
+            "turns are learned whole or not at all"
+        )
+    return weight != 0
 
 
 def _message(fields: Any, label: str) -> Message:
@@ -277,9 +310,13 @@ def dataset_samples(
 
     def render(found: Sequence[Conversation]) -> list[list[RenderedConversation]]:
         messages, tools = [one.messages for one in found], [one.tools for one in found]
-        labels = [one.label for one in found]
         return render_conversations(
-            tokenizer, messages, tools=tools, end_ids=end_ids, labels=labels
+            tokenizer,
+            messages,
+            tools=tools,
+            end_ids=end_ids,
+            labels=[one.label for one in found],
+            learnt=[one.learnt for one in found],
         )
 
     parts = [
