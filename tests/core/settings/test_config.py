@@ -174,6 +174,9 @@ def test_yaml_scalars_are_those_of_version_1_2(write):
         ("ratte = 1", "unknown setting 'ratte'; did you mean 'rate'"),
         ("[fit]\nratte = 1", "fit.ratte: unknown setting 'ratte'; did you mean 'rate'"),
         ("[fti]\nrate = 1", "unknown setting 'fti'; did you mean 'fit'"),
+        ("[fti]\nrat = 1", "unknown section 'fti'; did you mean 'fit'"),
+        ("[rats]\nno = 1", "unknown section 'rats'; known: "),
+        ("[item]\nno = 1", "unknown section 'item'; did you mean 'items'"),
         (
             "[fit]\nsize = 1",
             "'size' is a setting, but it does not belong to [fit]; set it in [body]",
@@ -239,7 +242,7 @@ def test_mistakes_in_a_file_name_the_file_the_key_and_the_fix(write, text, expec
         ),
         (["--actor.optim.lr", "1"], "here it is called 'rate'"),
         (["--clip.use=1"], "flag --clip.use: unknown setting 'use'; here it is called 'use_clip'"),
-        (["--shape.side", "1"], "flag --shape.side: unknown setting"),
+        (["--shape.side", "1"], "flag --shape.side: unknown section 'shape'; known: body"),
         (["--betas.0", "1"], "pass a list or table as a whole, in JSON"),
     ],
 )

@@ -207,8 +207,9 @@ def _answer(one: Unknown, names: Names) -> _Answer:
             return _Answer("here", text, f"{key} {_of_table(key, names)}")
     if len(path) > 1 and path[0] not in names.sections and one.candidates is None:
         # The section is what is not known, perhaps misspelled.
-        known = [*names.sections, *names.leaves]
-        return _Answer("unknown", str(unknown_name("setting", path[0], known)))
+        return _Answer(
+            "unknown", str(unknown_name("section", path[0], {*names.sections, *names.tables}))
+        )
     return _Answer("unknown", str(unknown_name("setting", key, _candidates(one, names))))
 
 

@@ -112,19 +112,26 @@ _LOSSES = {
     "entropy_coeff entropy_loss_coef ent_coef use_entropy_loss": "entropy_coef",
     """
         tis_imp_ratio_cap tis_clip vllm_importance_sampling_cap token_tis_ratio_clip_high
-        rollout_is_threshold vllm_is_truncated_threshold
+        rollout_is_threshold vllm_is_truncated_threshold vllm_importance_sampling_clip_max
     """: "tis_cap: with use_tis",
-    "tis_clip_low": 'tis_floor: with tis_mode = "icepop"',
+    "tis_clip_low vllm_importance_sampling_clip_min": 'tis_floor: with tis_mode = "icepop"',
+    "vllm_importance_sampling_mode": (
+        "tis_mode: truncate or icepop, which masks; both weigh tokens, and seq_is_masking leaves "
+        "out whole samples"
+    ),
     """
         vllm_importance_sampling_correction enable_vllm_is_correction tis_ratio_type
         use_importance_sampling_correction rollout_is
     """: "use_tis",
     "sequence_mask_metric rollout_rs": "seq_is_masking",
-    "geo_mask_low geo_mask_high": "seq_is_mask_range: both bounds",
+    "geo_mask_low geo_mask_high rollout_rs_threshold": "seq_is_mask_range: both bounds",
     "behav_imp_weight_cap": "behave_imp_weight_cap",
     "ref_model_mixup_alpha": "reference_update_every: which takes over the weights whole",
     "recompute_logprobs recompute_log_prob": "recompute_logprob",
-    "overlong_filtering mask_truncated_completions mask_no_eos_with_zero": "filter_overlong",
+    """
+        overlong_filtering mask_truncated_completions mask_no_eos_with_zero
+        apply_overlong_filtering
+    """: "filter_overlong",
     "overlong_reward_penalty overlong_penalty overlong_buffer.penalty_factor": (
         "overlong_penalty_factor"
     ),
@@ -240,7 +247,7 @@ _PARALLEL = {
 _SERVERS = {
     """
         vllm_num_engines num_inference_engines inference_gpu_ids num_infer_gpus rollout_num_gpus
-        num_inference_servers
+        num_inference_servers inference_engine.num_engines rollout.nnodes rollout.n_gpus_per_node
     """: "inference_num_workers: servers, each of one GPU or inference_tensor_parallel_size",
     """
         vllm_tensor_parallel_size inference_engine_tensor_parallel_size rollout_num_gpus_per_engine
@@ -466,7 +473,9 @@ _NO_EQUAL = {
     "kl_ctrl.type kl_ctrl.* horizon target_kl kl_target": (
         "kl_penalty_tau stays as it is set: nothing adapts it"
     ),
-    "sapo_tau_pos sapo_tau_neg tau_pos tau_neg": (
+    """
+        sapo_tau_pos sapo_tau_neg tau_pos tau_neg sapo_temperature_pos sapo_temperature_neg
+    """: (
         "the gate of sapo is as steep as in its paper; another one is a variant of the algorithm, "
         "`replace(ALGORITHM, loss=partial(loss, tau_pos=2.0))` with both names from "
         "telescope_train.algorithms.sapo, given as algorithm = 'module:NAME'"
@@ -477,6 +486,18 @@ _NO_EQUAL = {
         "ALGORITHM from telescope_train.algorithms.dr_grpo, given as algorithm = 'module:NAME'"
     ),
     "tis_logprob_clamp": "the log of a weight of use_tis is always cut to 20 nats",
+    "off_policy_mask_threshold": (
+        "no sample is left out for a negative advantage far from the policy that sampled it; "
+        "seq_is_masking leaves out samples of any advantage whose ratio is out of bounds"
+    ),
+    "top_entropy_quantile": "the loss takes all tokens of an answer, whatever their entropy",
+    "filter_groups.max_num_gen_batches": (
+        "new draws replace the groups that should_accept_fn rejects until the batch is full"
+    ),
+    "sandbox_fusion.max_concurrent": (
+        "code runs in the sandboxes of an environment, whose settings stand in env of its "
+        "[[environments]] entry"
+    ),
     "gibberish_logprob_offset": (
         "filter_gibberish always asks for 2 nats below the log-prob of a uniform draw"
     ),
