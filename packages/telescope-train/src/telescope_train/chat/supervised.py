@@ -61,8 +61,8 @@ def render_conversations(
     those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
     in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
-    Raises ConfigError if the template leaves out tools, the calls of a turn, or
-    the text beside them.
+    Raises ConfigError if the template leaves out tools, the calls of a turn, or the text beside
+    them.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [

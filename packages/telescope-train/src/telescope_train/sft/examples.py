@@ -29,10 +29,9 @@ from telescope_train.sft.config import SftConfig, SftEnvironment
 _ROLES = ("system", "user", "assistant", "tool")
 _WEIGHT = "weight"
 """Key of an assistant message: 0 = it is not learned, 1 = it is, as without the key."""
-_ANSWER_FIELDS = (
-    *("role", "content", *REASONING_FIELDS, "tool_calls", "tool_call_id", "images"),
-    _WEIGHT,
-)
+_LOST = ("function_call", "refusal", "audio", "reasoning_details", "thoughts", "train", "loss")
+"""Keys of other formats that hold a part of the answer, or say whether it is learned. Others, such
+as an id or a score, say something about it."""
 _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
 NUM_GOLDS = 8192
@@ -124,11 +123,12 @@ def _messages(row: Any, label: str) -> tuple[tuple[Message, ...], frozenset[int]
 
 def _is_learnt(fields: Mapping[str, Any], where: str) -> bool:
     """Return whether an assistant message is learned; raises ConfigError for what would be lost."""
-    for key, value in fields.items():
-        if key not in _ANSWER_FIELDS and value not in (None, "", [], {}):
+    for key in _LOST:
+        if fields.get(key) not in (None, "", [], {}):
             raise ConfigError(
-                f"{where}: has {key!r} = {_shown(value)}, which would not be learned; remove the "
-                f"key, or rename it to one of {', '.join(_ANSWER_FIELDS)}"
+                f"{where}: has {key!r} = {_shown(fields[key])}, which is not read; remove the key, "
+                f"or put its value under content, tool_calls, {', '.join(REASONING_FIELDS)} or "
+                f"{_WEIGHT} (0 = not learned)"
             )
     weight = fields.get(_WEIGHT)
     if weight not in (None, 0, 1):
