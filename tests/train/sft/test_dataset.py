@@ -387,6 +387,21 @@ PLAYED = ["--environments", '[{"name": "a"}]']
         ),
         ([*PLAYED, "--model", "./o"], "output must not.*model './o'", PLAYED),
         ([*PLAYED, "--model", "o/base"], "output must not.*model 'o/base'", PLAYED),
+        *(
+            (["--dataset", "x", f"--{name}", "1"], answer, ["--dataset", "x"])
+            for name, answer in (
+                ("gradient_accumulation_steps", "called 'batch_size'.*over all ranks"),
+                ("per_device_train_batch_size", "called 'batch_size'.*over all ranks"),
+                ("per_device_eval_batch_size", "seq_len if memory is short"),
+                ("eval_dataset", "num_held_out"),
+                ("eval_steps", "called 'loss_log_every'"),
+                ("eval_strategy", "called 'loss_log_every'"),
+                ("assistant_only_loss", "always so"),
+                ("completion_only_loss", "always so"),
+                ("shuffle_dataset", "dataset.*order of the seed"),
+                ("data.image_key", "come from dataset"),
+            )
+        ),
     ],
 )
 def test_settings_of_the_source(flags, facts, fixed):

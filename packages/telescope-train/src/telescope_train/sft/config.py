@@ -193,7 +193,17 @@ _FOREIGN = {
     if here.partition(": ")[0] in SftConfig.model_fields and name not in SftConfig.model_fields
 } | {
     **dict.fromkeys(
-        ("train_batch_size", "global_batch_size"), "batch_size: examples in one optimizer step"
+        (
+            *("train_batch_size", "global_batch_size", "gradient_accumulation_steps"),
+            *("per_device_train_batch_size", "micro_batch_size", "micro_train_batch_size"),
+            *("micro_batch_size_per_gpu", "train_micro_batch_size"),
+        ),
+        "batch_size: examples in one optimizer step, over all ranks; they are packed into rows of "
+        "seq_len tokens",
+    ),
+    **dict.fromkeys(
+        ("eval_steps", "eval_strategy", "eval_interval", "test_freq", "val_period"),
+        "loss_log_every: steps between measurements of held-out examples",
     ),
     **dict.fromkeys(
         ("max_length", "max_seq_length", "max_seq_len"), "seq_len: too_long says what else happens"
@@ -206,10 +216,33 @@ _FOREIGN = {
     "logging_steps": "loss_log_every",
     "truncation": "too_long",
 }
+_REASONS = {
+    NO_EQUAL_NAMES["data.*"]: (
+        "examples come from dataset, or are the gold answers of [[environments]]; they are drawn "
+        "in an order of the seed"
+    ),
+    NO_EQUAL_NAMES["eval_batch_size"]: (
+        "examples are packed into rows of seq_len tokens; lower seq_len if memory is short"
+    ),
+}
+"""Reason of `telescope train` for having no such setting -> the reason here."""
 _NO_EQUAL = {
-    name: why
+    name: _REASONS.get(why, why)
     for name, why in NO_EQUAL_NAMES.items()
     if name not in {*SftConfig.model_fields, *_FOREIGN}
+} | {
+    **dict.fromkeys(
+        ("eval_dataset", "dataset_test_split", "val_data", "val_files", "valid_dataset.*"),
+        "num_held_out further examples of the dataset, or of the environments' eval splits, are "
+        "measured every loss_log_every steps",
+    ),
+    **dict.fromkeys(
+        ("assistant_only_loss", "completion_only_loss"),
+        "it is always so: only the assistant's turns are learned (a turn of weight 0 is not)",
+    ),
+    **dict.fromkeys(
+        ("train_on_inputs", "train_on_prompt"), "only the assistant's turns are learned"
+    ),
 }
 
 
