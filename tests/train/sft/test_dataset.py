@@ -394,6 +394,8 @@ PLAYED = ["--environments", '[{"name": "a"}]']
                 ("per_device_train_batch_size", "called 'batch_size'.*over all ranks"),
                 ("per_device_eval_batch_size", "seq_len if memory is short"),
                 ("eval_dataset", "num_held_out"),
+                ("eval.top_p", "num_held_out"),
+                ("max_prompt_length", "seq_len bounds a whole conversation"),
                 ("eval_steps", "called 'loss_log_every'"),
                 ("eval_strategy", "called 'loss_log_every'"),
                 ("assistant_only_loss", "always so"),

@@ -119,8 +119,8 @@ def learning_rate_factor(
 ) -> float:
     """Return the factor of `learning_rate` at `step` (from 0).
 
-    Warmup rises linearly from above 0 and reaches 1 at step `warmup_steps - 1`. Decay then falls
-    from 1 to `min_lr_ratio` over the remaining steps.
+    Warmup rises linearly from 1 / `warmup_steps` and reaches 1 at step `warmup_steps - 1`. Decay
+    then falls from 1 to `min_lr_ratio`, which step `number_of_steps`, after the last, would have.
     """
     if schedule == "none":
         return 1.0

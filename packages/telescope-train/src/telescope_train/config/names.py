@@ -437,7 +437,7 @@ _NO_EQUAL = {
     """: "where processes go is set in [ray], and torchrun and accelerate are not used",
     "decay_steps lr_decay_steps lr_decay_iters policy.scheduler.* megatron_cfg.scheduler.*": (
         "the learning rate rises over warmup_steps, and with lr_scheduler = 'linear' or 'cosine' "
-        "falls from there to min_lr_ratio of it at the last step of the run"
+        "falls from there to min_lr_ratio of it after the last step of the run"
     ),
     "impl": "the trainer computes with the model's code in transformers, or train_backend's own",
     "push_to_hub hub_model_id hub_strategy hub_token": (

@@ -58,9 +58,9 @@ class TrainerSection(Section):
     lr_scheduler: LearningRateShape = "constant"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 0
-    """Optimizer steps over which the learning rate rises from 0."""
+    """Optimizer steps over which the learning rate rises, from 1 / `warmup_steps` of its peak."""
     min_lr_ratio: Ratio = 0.0
-    """Share of the peak learning rate at which `linear` and `cosine` end."""
+    """Share of the peak learning rate that `linear` and `cosine` reach just after the last step."""
     seq_len: Count = 4096
     """Tokens in one packed sequence; a longer sample cannot be trained on."""
     share_prefixes: Literal["auto", False] = "auto"

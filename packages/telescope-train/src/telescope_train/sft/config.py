@@ -111,9 +111,10 @@ class SftConfig(Section):
     lr_scheduler: LearningRateShape = "cosine"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 10
-    """Steps over which the learning rate rises from 0; unless set, at most number_of_steps."""
+    """Steps over which the learning rate rises, from 1 / `warmup_steps` of its peak. Unset, at most
+    number_of_steps."""
     min_lr_ratio: Ratio = 0.1
-    """Share of the peak learning rate at which `linear` and `cosine` end."""
+    """Share of the peak learning rate that `linear` and `cosine` reach just after the last step."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""
     grad_clip: NotNegative = 1.0
@@ -216,7 +217,15 @@ _FOREIGN = {
     "logging_steps": "loss_log_every",
     "truncation": "too_long",
 }
+_HELD_OUT = (
+    "num_held_out further examples of the dataset, or of the environments' eval splits, are "
+    "measured every loss_log_every steps"
+)
 _REASONS = {
+    NO_EQUAL_NAMES["eval.*"]: _HELD_OUT,
+    NO_EQUAL_NAMES["max_prompt_length"]: (
+        "seq_len bounds a whole conversation; too_long says what happens to a longer one"
+    ),
     NO_EQUAL_NAMES["data.*"]: (
         "examples come from dataset, or are the gold answers of [[environments]]; they are drawn "
         "in an order of the seed"
@@ -233,8 +242,7 @@ _NO_EQUAL = {
 } | {
     **dict.fromkeys(
         ("eval_dataset", "dataset_test_split", "val_data", "val_files", "valid_dataset.*"),
-        "num_held_out further examples of the dataset, or of the environments' eval splits, are "
-        "measured every loss_log_every steps",
+        _HELD_OUT,
     ),
     **dict.fromkeys(
         ("assistant_only_loss", "completion_only_loss"),
