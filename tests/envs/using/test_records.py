@@ -38,7 +38,7 @@ def test_an_eval_says_which_code_it_measured(telescope, make_project, endpoint):
     (project / "telescope_env_acme_toy" / "more.py").write_text("")
     code, _, err = telescope(*command, "--resume")
     assert code == 2
-    assert "environment_code: " in err
+    assert "environment_code.lock_digest: " in err
     assert "use the same" in err
 
 
