@@ -45,8 +45,7 @@ def rank_gradient(rank: int, job: dict[str, Any], answers: Any) -> None:
     named = worker.backend.export_gradient()
     gradient = {name: value.detach().double().cpu().numpy() for name, value in named}
     if rank == 0:
-        answers.put(gradient)
-        answers.get()  # until it was read
+        answers.put(gradient)  # a process that ends waits until this was read
     worker.backend.apply_gradient()  # collective, so no rank leaves before the others
     worker.close()
 
@@ -64,7 +63,6 @@ def gradient_on(num_ranks: int, job: dict[str, Any], wait_s: float) -> dict[str,
         rank.start()
     try:
         found = answers.get(timeout=wait_s)
-        answers.put("read")
         for rank in ranks:
             rank.join(30)
     finally:

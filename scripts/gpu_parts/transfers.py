@@ -34,7 +34,7 @@ def headers(num_bytes: int) -> list[TensorHeader]:
     return [TensorHeader(name=f"t{n}", dtype="uint8", shape=shape) for n in range(NUM_TENSORS)]
 
 
-def take(place: Place, num_bytes: int, device: str, answers: Any) -> None:
+def take(place: Place, num_bytes: int, device: str, answers: Any, is_over: Any) -> None:
     """Be a worker, in a process of its own: receive, and say the digest."""
     digests, on = Digests(), torch.device(device)
     if on.type == "cuda":
@@ -44,7 +44,7 @@ def take(place: Place, num_bytes: int, device: str, answers: Any) -> None:
     for _ in receive(receiver, known, digests, bucket_bytes=limit):
         pass
     answers.put(digests.whole())
-    answers.get()  # until the sender has let its memory go
+    is_over.wait()  # with what was received, until the sender knows of it
     receiver.close()
 
 
@@ -54,8 +54,9 @@ def transfer(name: str, num_bytes: int, devices: tuple[str, str], folder: str) -
     place = Place(wire=wire, host="127.0.0.1", port=free_port(), world_size=2)
     transport = load_transport(name)
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    worker = context.Process(target=take, args=(place, num_bytes, devices[1], answers))
+    answers, is_over = context.Queue(), context.Event()
+    told = (place, num_bytes, devices[1], answers, is_over)
+    worker = context.Process(target=take, args=told)
     if not transport.is_stored:
         worker.start()
     sender = transport.sender(
@@ -70,7 +71,7 @@ def transfer(name: str, num_bytes: int, devices: tuple[str, str], folder: str) -
     try:
         held = answers.get(timeout=LIMIT_S)
     finally:
-        answers.put("done")
+        is_over.set()
         sender.close()
         worker.join(LIMIT_S)
     speed = num_bytes / seconds / 1e9
