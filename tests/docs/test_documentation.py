@@ -232,6 +232,9 @@ ELSEWHERE = {
     "telescope hub alias add toy acme/toy --data hub-data": HUB_SERVER,
     "telescope hub token list --data hub-data": HUB_SERVER,
     "telescope hub token revoke 1f0c2a9b --data hub-data": HUB_SERVER,
+    "telescope hub namespace publishers acme --publisher "
+    'repository:acme/environments,workflow=environment.yml --reason "CI moved" '
+    "--data hub-data": HUB_SERVER,
     'telescope hub namespace suspend acme --reason "stolen token" --data hub-data': HUB_SERVER,
     'telescope hub namespace restore acme --reason "new tokens" --data hub-data': HUB_SERVER,
     "telescope hub audit --data hub-data": HUB_SERVER,

@@ -91,7 +91,8 @@ def _loopback() -> tuple[_Mounts, str]:
 def served(data: Path, options: ServerOptions | None = None) -> Iterator[ServedHub]:
     """Serve a hub in which acme may publish, from a thread of this process."""
     store = HubStore(data)
-    store.add_namespace("acme", [])
+    if not store.namespaces():
+        store.add_namespace("acme", [])
     mounts, address = _loopback()
     mount = f"/{len(mounts.apps)}"
     mounts.apps[mount] = create_app(store, options or ServerOptions())
@@ -105,7 +106,8 @@ def served(data: Path, options: ServerOptions | None = None) -> Iterator[ServedH
 def limited(data: Path, options: ServerOptions) -> Iterator[ServedHub]:
     """Serve a hub as the command does, with its limits on connections, from a thread."""
     store = HubStore(data)
-    store.add_namespace("acme", [])
+    if not store.namespaces():
+        store.add_namespace("acme", [])
     server = uvicorn.Server(configured(store, options))
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))

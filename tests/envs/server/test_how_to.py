@@ -24,7 +24,8 @@ PAGE = ROOT / "docs/how-to/run-a-hub-server.md"
 def test_the_commands_make_a_hub_and_its_copy(tmp_path):
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    add, create, serve, alias, listing, revoke, suspend, restore, audit, proxied, *backup = lines
+    add, create, serve, alias, listing, revoke, *lines = lines
+    publishers, suspend, restore, audit, proxied, *backup = lines
     assert serve == "telescope hub serve --data hub-data --port 8470"
     assert proxied.startswith(f"{serve} ")
     options = proxied.removeprefix(serve).split()
@@ -54,6 +55,8 @@ def test_the_commands_make_a_hub_and_its_copy(tmp_path):
         (row,) = sh(listing).splitlines()
         sh(revoke.replace("1f0c2a9b", row.split()[0]))
         assert sender.publish(publication_now("0.3.0")).status_code == 401
+        sh(publishers)
+        assert 'workflow = "environment.yml"' in httpx.get(f"{address}/namespaces/acme.toml").text
         sh(suspend)
         assert httpx.get(f"{address}/namespaces/acme.toml").text.count("suspended") == 1
         sh(restore)

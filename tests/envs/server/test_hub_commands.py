@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from tests.envs.projects import toy_publication
 
 from telescope_cli import main as cli
 from telescope_cli.hub.serve import plain_http_warning
+from telescope_envs.records.reading import parse_namespace
 from telescope_envs.server.database import FILE
 from telescope_envs.server.hub import HubStore
 
@@ -107,6 +109,44 @@ def test_namespaces_and_aliases(hub, tmp_path):
     assert store.read("aliases.toml").endswith(b'toy = "acme/toy"\n')
     store.close()
     assert "did you mean 'acme/toy'" in hub("alias", "add", "toi", "acme/toi")[2]
+
+
+def test_publishers_of_an_owner_are_changed_explicitly_and_logged(hub, tmp_path):
+    """They decide whose attestations count, so adding the owner again must not touch them."""
+    first = "repository:acme/tools,workflow=ci.yml,issuer=https://ci.example.org"
+    hub("namespace", "add", "acme", "--publisher", first)
+    for again in ((), ("--publisher", "repository:evil/tools")):
+        code, _, said = hub("namespace", "add", "acme", *again)
+        assert code == 2
+        assert f"exists already, with {first}," in said
+        assert "telescope hub namespace publishers acme" in said
+    with closing(HubStore(tmp_path / "data")) as store:
+        record = parse_namespace(store.read("namespaces/acme.toml"), "acme.toml")
+    (publisher,) = record.publishers
+    assert (publisher.id, publisher.workflow) == ("acme/tools", "ci.yml")
+    assert publisher.issuer == "https://ci.example.org"
+    change = ("namespace", "publishers", "acme", "--publisher", "user:ann")
+    assert hub(*change)[0] == 2, "without a reason"
+    told = hub(*change, "--publisher", "repository:acme/new", "--reason", "CI moved")[1]
+    assert told == "acme: published by user:ann repository:acme/new\n"
+    *_, last = hub("audit")[1].splitlines()
+    assert last.endswith("  publishers changed  acme user:ann repository:acme/new  (CI moved)")
+    unknown = ("namespace", "publishers", "acmee", "--publisher", "user:ann", "--reason", "why")
+    assert "did you mean 'acme'" in hub(*unknown)[2]
+
+
+@pytest.mark.parametrize(
+    "publisher",
+    [
+        *("ann", "robot:ann", "user:", "user:ann,workflow=ci.yml", "repository:a/b,workflow="),
+        *("repository:a/b,branch=main", "repository:a/b,issuer=https://x,workflow=ci.yml"),
+    ],
+)
+def test_a_publisher_that_is_written_wrong_is_refused(hub, publisher):
+    code, _, said = hub("namespace", "add", "acme", "--publisher", publisher)
+    assert code == 2
+    assert "must be written KIND:ID[,workflow=FILE][,issuer=URL]" in said
+    assert not hub("namespace", "list")[1]
 
 
 def test_an_owner_is_suspended_and_restored(hub):

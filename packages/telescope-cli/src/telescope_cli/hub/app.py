@@ -19,7 +19,7 @@ VERBS = {
     ),
     "namespace": Verb(
         ".hub.serve:namespace_app",
-        "Add, list, suspend and restore the owners of a served registry.",
+        "Add, list, change, suspend and restore the owners of a served registry.",
     ),
     "token": Verb(".hub.tokens:app", "Create, list and revoke the tokens of a served registry."),
     "alias": Verb(".hub.serve:alias_app", "Give environments of a served registry a short name."),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from contextlib import closing
 from importlib.util import find_spec
@@ -16,26 +17,35 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.addresses import is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
-from telescope_envs.server.hub import HubStore
+from telescope_envs.server.hub import HubStore, publishers_text
 
-_KINDS = ("repository", "user", "key")
+_PUBLISHER = re.compile(
+    r"(?P<kind>repository|user|key):(?P<id>.+?)(,workflow=(?P<workflow>[^,]+))?"
+    r"(,issuer=(?P<issuer>[^,]+))?"
+)
 
 DataOption = Annotated[
     Path, typer.Option("--data", metavar="DIR", help="Data folder of telescope hub serve.")
 ]
 OwnerArgument = Annotated[str, typer.Argument(help="The owner.")]
 ReasonOption = Annotated[str, typer.Option(help="One line for the log: telescope hub audit.")]
+_PUBLISHER_FORM = "KIND:ID[,workflow=FILE][,issuer=URL]"
+_PUBLISHER_HELP = (
+    "Who publishes under the owner; KIND is repository, user or key. Only attestations of its "
+    "repositories count, only of the workflow if one is given; repeatable."
+)
 
 namespace_app = verb_app(
     {
         "add": Verb(".hub.serve:add_namespace", "Add an owner."),
+        "publishers": Verb(".hub.serve:change_publishers", "Replace the publishers of an owner."),
         "list": Verb(".hub.serve:list_namespaces", "List the owners."),
         "suspend": Verb(
             ".hub.serve:suspend", "Let an owner publish nothing, and refuse its tokens."
         ),
         "restore": Verb(".hub.serve:restore", "Take a suspension back."),
     },
-    "Add, list, suspend and restore the owners of a served registry.",
+    "Add, list, change, suspend and restore the owners of a served registry.",
     epilog="""Examples:
 
   telescope hub namespace add acme --data hub-data
@@ -177,8 +187,7 @@ def add_namespace(
     owner: Annotated[str, typer.Argument(help="The owner: the part before the / in owner/name.")],
     data: DataOption,
     publisher: Annotated[
-        list[str] | None,
-        typer.Option(help="Who the owner belongs to, as KIND:ID; KIND is repository, user or key."),
+        list[str] | None, typer.Option(metavar=_PUBLISHER_FORM, help=_PUBLISHER_HELP)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -191,6 +200,25 @@ def add_namespace(
         hub.add_namespace(owner, publishers)
     added = f"{owner}: added; next: telescope hub token create LABEL --namespace {owner}"
     typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else added)
+
+
+def change_publishers(
+    owner: OwnerArgument,
+    publisher: Annotated[list[str], typer.Option(metavar=_PUBLISHER_FORM, help=_PUBLISHER_HELP)],
+    reason: ReasonOption,
+    data: DataOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace the publishers of an owner by those given.
+
+    Example: telescope hub namespace publishers acme --publisher repository:acme/envs --reason moved
+    --data hub-data
+    """
+    publishers = [_publisher(text) for text in publisher]
+    with closing(HubStore(data, must_exist=True)) as hub:
+        hub.change_publishers(owner, publishers, reason=reason)
+    changed = f"{owner}: published by {publishers_text(publishers)}"
+    typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else changed)
 
 
 def list_namespaces(data: DataOption, as_json: JsonOption = False) -> None:
@@ -248,12 +276,15 @@ def _tell_status(owner: str, status: str, *, as_json: bool) -> None:
 
 
 def _publisher(text: str) -> dict[str, str]:
-    kind, _, name = text.partition(":")
-    if kind not in _KINDS or not name:
+    found = _PUBLISHER.fullmatch(text)
+    publisher = {key: part for key, part in found.groupdict().items() if part} if found else {}
+    is_repository = publisher.get("kind") == "repository"
+    if not publisher or ("," in publisher["id"] if is_repository else len(publisher) > 2):
         raise ConfigError(
-            f"publisher {text!r} must be written KIND:ID, where KIND is one of {', '.join(_KINDS)}"
+            f"publisher {text!r} must be written {_PUBLISHER_FORM}, where KIND is repository, user "
+            "or key, and only a repository has a workflow and an issuer"
         )
-    return {"kind": kind, "id": name}
+    return publisher
 
 
 def add_alias(

@@ -15,7 +15,7 @@ from telescope_core.base.errors import RegistryError
 from telescope_envs.records.files import replace_file, sha256_of
 
 FILE = "hub.sqlite3"
-_MIGRATIONS = ("schema.sql", "suspensions.sql")
+_MIGRATIONS = ("schema.sql", "suspensions.sql", "publishers.sql")
 """Migration scripts, in order; `user_version` counts those that ran on a database."""
 _BUSY_LIMIT_S = 10.0
 

@@ -364,24 +364,44 @@ class HubStore:
     def add_namespace(self, owner: str, publishers: list[dict[str, str]]) -> None:
         """Add the owner `owner`, so that tokens for it can be created.
 
-        `publishers` is only recorded for people to read.
+        `publishers` says whose attestations of its releases count. Refuses an owner that exists.
         """
         check_owner(owner)
         if reserved_parts(self.read, owner):
             raise RegistryError(
                 f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
             )
-        try:
-            converted(Namespace, {"owner": owner, "publishers": publishers})
-        except RecordProblem as problem:
-            raise ConfigError(f"namespace {owner}: {problem}; correct it") from None
-        record = json.dumps(publishers)
+        _check_publishers(owner, publishers)
         with self.database.transaction() as writer:
+            query = "SELECT publishers FROM namespaces WHERE owner = ?"
+            known = self.database.value(query, owner)
+            if known is not None:
+                shown = publishers_text(json.loads(known)) or "no publishers"
+                raise ConfigError(
+                    f"namespace {owner!r} exists already, with {shown}, and nothing was changed; "
+                    f"to change its publishers, run: telescope hub namespace publishers {owner}"
+                )
             writer.execute(
                 "INSERT INTO namespaces (owner, status, publishers, created_at) "
-                "VALUES (?, 'active', ?, datetime('now')) "
-                "ON CONFLICT (owner) DO UPDATE SET publishers = excluded.publishers",
-                (owner, record),
+                "VALUES (?, 'active', ?, datetime('now'))",
+                (owner, json.dumps(publishers)),
+            )
+
+    def change_publishers(
+        self, owner: str, publishers: list[dict[str, str]], *, reason: str
+    ) -> None:
+        """Replace the publishers of `owner`, whose attestations count from now on; logs it."""
+        self._check_change(owner, reason)
+        _check_publishers(owner, publishers)
+        with self.database.transaction() as writer:
+            writer.execute(
+                "UPDATE namespaces SET publishers = ? WHERE owner = ?",
+                (json.dumps(publishers), owner),
+            )
+            writer.execute(
+                "INSERT INTO publisher_changes (owner, publishers, reason, changed_at) "
+                "VALUES (?, ?, ?, ?)",
+                (owner, publishers_text(publishers), reason, _now()),
             )
 
     def namespaces(self) -> list[tuple[str, str]]:
@@ -405,12 +425,15 @@ class HubStore:
             raise ConfigError(f"namespace {owner!r} is not suspended, so there is nothing to do")
         self._change_namespace(owner, "restored", reason)
 
-    def _change_namespace(self, owner: str, became: str, reason: str) -> None:
+    def _check_change(self, owner: str, reason: str) -> None:
         known = [name for name, _ in self.namespaces()]
         if owner not in known:
             raise unknown_name("namespace", owner, known)
         if not reason or acts_on_terminals(reason):
             raise ConfigError(f"the reason must be one line of text, got {reason!r}; correct it")
+
+    def _change_namespace(self, owner: str, became: str, reason: str) -> None:
+        self._check_change(owner, reason)
         status = "active" if became == "restored" else "suspended"
         with self.database.transaction() as writer:
             writer.execute(
@@ -419,7 +442,7 @@ class HubStore:
             )
             writer.execute(
                 "INSERT INTO suspensions (owner, became, reason, changed_at) VALUES (?, ?, ?, ?)",
-                (owner, became, reason, datetime.now(UTC).isoformat(timespec="seconds")),
+                (owner, became, reason, _now()),
             )
 
     def audit(self) -> list[AuditEntry]:
@@ -462,6 +485,22 @@ class HubStore:
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
+
+
+def publishers_text(publishers: list[dict[str, str]]) -> str:
+    """Return publishers as an operator writes them, `repository:acme/envs,workflow=ci.yml`."""
+    return " ".join(
+        f"{one['kind']}:{one['id']}"
+        + "".join(f",{key}={one[key]}" for key in ("workflow", "issuer") if one.get(key))
+        for one in publishers
+    )
+
+
+def _check_publishers(owner: str, publishers: list[dict[str, str]]) -> None:
+    try:
+        converted(Namespace, {"owner": owner, "publishers": publishers})
+    except RecordProblem as problem:
+        raise ConfigError(f"namespace {owner}: {problem}; correct it") from None
 
 
 def _shipped_reserved() -> str:
