@@ -8,8 +8,11 @@ import pytest
 from tests.envs.projects import toy_publication
 
 from telescope_core.errors import ConfigError, RegistryError
-from telescope_envs.server.database import FILE
-from telescope_envs.server.hub import HubStore
+from telescope_envs.server import database
+from telescope_envs.server.app import ServerOptions
+from telescope_envs.server.database import FILE, failures_named
+from telescope_envs.server.hub import HubStore, opened_hub
+from telescope_envs.server.run import serve
 
 
 @pytest.fixture
@@ -75,6 +78,75 @@ def test_a_file_that_holds_no_records_is_refused(tmp_path):
         HubStore(tmp_path)
     assert str(path) in str(refusal.value)
     assert path.read_text() == "x" * 4096
+
+
+def test_what_the_disk_refuses_names_the_file_and_what_to_do(store):
+    def full(writer):
+        (pages,) = writer.execute("PRAGMA page_count").fetchone()
+        writer.execute(f"PRAGMA max_page_count = {pages}")
+        writer.execute("INSERT INTO settings VALUES ('x', ?)", ("x" * 200_000,))
+
+    def read_only(writer):
+        writer.execute("PRAGMA query_only = ON")
+        writer.execute("INSERT INTO settings VALUES ('x', 'y')")
+
+    for change, message in (
+        (full, "its disk is full .*; make room, then try again"),
+        (read_only, "it cannot be written .*; run this as the user who owns it"),
+    ):
+        with (
+            pytest.raises(RegistryError, match=f"{FILE}: {message}"),
+            opened_hub(store.data) as hub,
+            hub.database.transaction() as writer,
+        ):
+            change(writer)
+    with (
+        pytest.raises(sqlite3.OperationalError, match="no such table"),
+        opened_hub(store.data) as h,
+    ):
+        h.database.rows("SELECT * FROM missing")
+
+
+def test_a_database_that_another_process_keeps_locked_is_named(store, monkeypatch):
+    monkeypatch.setattr(database, "_BUSY_LIMIT_S", 0.01)
+    with (
+        store.database.transaction(),
+        pytest.raises(RegistryError, match=rf"{FILE}: another process .*locked.*; try again"),
+        opened_hub(store.data),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("page", [2, -1])
+def test_damage_is_found_before_anything_is_served(store, page):
+    store.close()
+    path = store.data / FILE
+    whole = bytearray(path.read_bytes())
+    at = page * 4096 % len(whole)
+    whole[at : at + 4096] = b"\xa5" * 4096
+    path.write_bytes(whole)
+    with (
+        pytest.raises(RegistryError, match=rf"{FILE}: it is damaged .*; .*from a backup"),
+        opened_hub(store.data) as hub,
+    ):
+        serve(hub, ServerOptions(), port=0, started=lambda address: pytest.fail("it was served"))
+
+
+def test_reading_changes_nothing_and_needs_no_files_beside_the_records(store):
+    store.close()
+    (store.data / "reserved.txt").unlink()
+    before = {path: path.stat().st_mtime_ns for path in store.data.rglob("*")}
+    with opened_hub(store.data, is_read_only=True) as hub:
+        assert hub.namespaces() == [("acme", "active")]
+        with pytest.raises(RegistryError), failures_named(hub.database.path):
+            hub.rename("other")
+    assert {path: path.stat().st_mtime_ns for path in store.data.rglob("*")} == before
+    # SQLite cannot make the file that it needs here, as in a folder that cannot be written.
+    (store.data / f"{FILE}-shm").mkdir()
+    with pytest.raises(RegistryError, match=f"{FILE}: it cannot be written"):
+        HubStore(store.data)
+    with opened_hub(store.data, is_read_only=True) as hub:
+        assert [entry.event for entry in hub.audit()][:1] == ["namespace added"]
 
 
 def test_a_mistyped_folder_is_not_made(tmp_path):

@@ -100,9 +100,13 @@ def test_the_log_has_it_and_cannot_be_rewritten(hub):
         ("namespace restored", "acme", "new tokens"),
     ]
     assert ("published", "acme/toy 0.1.0", "") in said
-    for statement in ("UPDATE suspensions SET reason = ''", "DELETE FROM suspensions"):
+    hub.store.change_publishers("acme", [{"kind": "user", "id": "ann"}], reason="a new owner")
+    for statement in (
+        *("UPDATE suspensions SET reason = ''", "DELETE FROM suspensions"),
+        *("UPDATE publisher_changes SET reason = ''", "DELETE FROM publisher_changes"),
+    ):
         with (
-            pytest.raises(sqlite3.IntegrityError, match="a suspension is never"),
+            pytest.raises(sqlite3.IntegrityError, match=r"a (suspension|change of .*) is never"),
             hub.store.database.transaction() as writer,
         ):
             writer.execute(statement)

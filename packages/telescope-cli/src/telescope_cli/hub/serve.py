@@ -4,7 +4,6 @@ import json
 import logging
 import re
 import sys
-from contextlib import closing
 from importlib.util import find_spec
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -17,7 +16,7 @@ from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.addresses import is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_envs.registry.config import parse_address
-from telescope_envs.server.hub import HubStore, publishers_text
+from telescope_envs.server.hub import opened_hub, publishers_text
 
 _PUBLISHER = re.compile(
     r"(?P<kind>repository|user|key):(?P<id>.+?)(,workflow=(?P<workflow>[^,]+))?"
@@ -130,8 +129,7 @@ def serve(
     public = parse_address(public_address) if public_address else None
     if public is not None and public.scheme not in ("http", "https"):
         raise ConfigError(f"--public-address {public_address!r} must be written https://HOST/PATH")
-    hub = HubStore(data)
-    try:
+    with opened_hub(data, must_exist=False) as hub:
         if name is not None:
             hub.rename(name)
         options = ServerOptions(
@@ -145,8 +143,6 @@ def serve(
             proxies=proxies,
         )
         serve_hub(hub, options, port=port, started=started)
-    finally:
-        hub.close()
 
 
 def plain_http_warning(host: str, *, has_proxy: bool) -> str:
@@ -196,7 +192,7 @@ def add_namespace(
     Example: telescope hub namespace add acme --data hub-data
     """
     publishers = [_publisher(text) for text in publisher or []]
-    with closing(HubStore(data)) as hub:
+    with opened_hub(data, must_exist=False) as hub:
         hub.add_namespace(owner, publishers)
     added = f"{owner}: added; next: telescope hub token create LABEL --namespace {owner}"
     typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else added)
@@ -215,7 +211,7 @@ def change_publishers(
     --data hub-data
     """
     publishers = [_publisher(text) for text in publisher]
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         hub.change_publishers(owner, publishers, reason=reason)
     changed = f"{owner}: published by {publishers_text(publishers)}"
     typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else changed)
@@ -226,7 +222,7 @@ def list_namespaces(data: DataOption, as_json: JsonOption = False) -> None:
 
     Example: telescope hub namespace list --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data, is_read_only=True) as hub:
         rows = hub.namespaces()
     if as_json:
         typer.echo(json.dumps([{"owner": owner, "status": status} for owner, status in rows]))
@@ -250,7 +246,7 @@ def suspend(
 
     Example: telescope hub namespace suspend acme --reason "stolen token" --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         hub.suspend(owner, reason=reason, is_withheld=withhold)
     _tell_status(owner, "withheld" if withhold else "suspended", as_json=as_json)
 
@@ -265,7 +261,7 @@ def restore(
 
     Example: telescope hub namespace restore acme --reason "new tokens" --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         hub.restore(owner, reason=reason)
     _tell_status(owner, "active", as_json=as_json)
 
@@ -297,7 +293,7 @@ def add_alias(
 
     Example: telescope hub alias add toy acme/toy --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         hub.add_alias(name, environment)
     typer.echo(json.dumps({name: environment}) if as_json else f"{name}: {environment}")
 
@@ -309,7 +305,7 @@ def audit(data: DataOption, as_json: JsonOption = False) -> None:
 
     Example: telescope hub audit --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data, is_read_only=True) as hub:
         entries = hub.audit()
     if as_json:
         typer.echo(json.dumps([entry._asdict() for entry in entries]))

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import closing
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from telescope_cli.env.options import JsonOption
 from telescope_cli.hub.serve import DataOption
 from telescope_cli.verbs import Verb, verb_app
 from telescope_envs.server.auth import CallerToken, Scope, all_tokens, create_token, revoke_token
-from telescope_envs.server.hub import HubStore
+from telescope_envs.server.hub import opened_hub
 
 app = verb_app(
     {
@@ -48,7 +47,7 @@ def create(
 
     Example: telescope hub token create ci-of-acme --namespace acme --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         new = create_token(
             hub.database,
             label,
@@ -71,7 +70,7 @@ def list_tokens(data: DataOption, as_json: JsonOption = False) -> None:
 
     Example: telescope hub token list --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data, is_read_only=True) as hub:
         rows = all_tokens(hub.database)
     if as_json:
         typer.echo(json.dumps([_row(row) for row in rows]))
@@ -94,7 +93,7 @@ def revoke(
 
     Example: telescope hub token revoke 1f0c2a9b --data hub-data
     """
-    with closing(HubStore(data, must_exist=True)) as hub:
+    with opened_hub(data) as hub:
         revoked = revoke_token(hub.database, token_id)
     typer.echo(json.dumps(_row(revoked)) if as_json else f"{revoked.id} {revoked.label}: revoked")
 

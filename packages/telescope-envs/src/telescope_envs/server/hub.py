@@ -8,8 +8,8 @@ checks the caller's token, so a token that was revoked in the meantime publishes
 import io
 import json
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from packaging.version import Version
 from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.files import sha256_of
+from telescope_envs.records.files import sha256_of, write_atomically
 from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import check_name, check_owner, near_names
 from telescope_envs.records.reading import (
@@ -45,7 +45,7 @@ from telescope_envs.rules.admission import (
     reserved_parts,
     status_file,
 )
-from telescope_envs.server.database import FILE, ArtifactFiles, Database
+from telescope_envs.server.database import FILE, ArtifactFiles, Database, failures_named
 from telescope_envs.server.refusals import Refusal
 
 _schema_files = cache(schema_files)
@@ -245,10 +245,13 @@ class AuditEntry(NamedTuple):
 
 
 class HubStore:
-    """The registry in the folder `data`; a new folder becomes an empty registry."""
+    """The registry in the folder `data`; a new folder becomes an empty registry.
 
-    def __init__(self, data: Path, *, must_exist: bool = False) -> None:
-        if must_exist and not (data / FILE).is_file():
+    If it `is_read_only`, its records can be read but not changed, and the folder must exist.
+    """
+
+    def __init__(self, data: Path, *, must_exist: bool = False, is_read_only: bool = False) -> None:
+        if (must_exist or is_read_only) and not (data / FILE).is_file():
             raise ConfigError(
                 f"{str(data)!r} is not the data folder of a served registry; give the --data of "
                 "telescope hub serve"
@@ -256,10 +259,12 @@ class HubStore:
         self.data = data
         self.address = str(data)
         self.revision = ""  # the registry has no commits
-        self.database = Database(data)
+        self.database = Database(data, is_read_only=is_read_only)
         self.files = ArtifactFiles(data)
-        if not (data / RESERVED).exists():
-            (data / RESERVED).write_text(_shipped_reserved(), encoding="utf-8")
+        if not is_read_only:
+            self.files.make_folders()
+            if not (data / RESERVED).exists():
+                write_atomically(data / RESERVED, _shipped_reserved().encode())
         self.releases = Releases(self.database, self.files, self.read)
         self._rows: dict[str, tuple[tuple[int, int], CatalogRow | None]] = {}
 
@@ -485,6 +490,18 @@ class HubStore:
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
+
+
+@contextmanager
+def opened_hub(
+    data: Path, *, must_exist: bool = True, is_read_only: bool = False
+) -> Generator[HubStore]:
+    """Open the registry in `data`; what its disk or database refuses is a RegistryError."""
+    with (
+        failures_named(data / FILE),
+        closing(HubStore(data, must_exist=must_exist, is_read_only=is_read_only)) as hub,
+    ):
+        yield hub
 
 
 def publishers_text(publishers: list[dict[str, str]]) -> str:

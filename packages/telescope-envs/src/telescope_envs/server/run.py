@@ -35,8 +35,12 @@ def serve(
     port: int,
     started: Callable[[str], None],
 ) -> None:
-    """Serve `hub` on `port` (0 for a free one); calls `started` with the address."""
+    """Serve `hub` on `port` (0 for a free one); calls `started` with the address.
+
+    Raises RegistryError if its database is damaged, or served already.
+    """
     with _only_server(hub.data), _bound(options.host, port) as listening:
+        hub.database.check()
         hub.files.clear_incoming()
         config = configured(hub, options)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
