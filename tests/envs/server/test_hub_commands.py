@@ -10,7 +10,9 @@ from tests.envs.projects import toy_publication
 
 from telescope_cli import main as cli
 from telescope_cli.hub.serve import plain_http_warning
+from telescope_core.errors import ConfigError
 from telescope_envs.records.reading import parse_namespace
+from telescope_envs.records.schemas import create_registry
 from telescope_envs.server.database import FILE
 from telescope_envs.server.hub import HubStore
 
@@ -77,6 +79,8 @@ main.main(["hub", "token", "list", "--json", "--data", sys.argv[1]])
         (["create", "x"], "needs the namespaces it may publish under"),
         (["create", "x", "--namespace", "acmee"], "did you mean 'acme'"),
         (["create", "x", "--scope", "read", "--namespace", "acme"], "no other scope takes any"),
+        (["create", "x\ny", "--scope", "admin"], "the label must be one line of text"),
+        (["create", "", "--scope", "admin"], "the label must be one line of text"),
         (["create", "x", "--scope", "admin", "--days", "0"], "needs a lifetime above 0 days"),
         (["revoke", "none"], "unknown token 'none'"),
         (["creat"], "did you mean 'create'"),
@@ -87,6 +91,23 @@ def test_mistakes_are_one_clear_message(hub, arguments, message):
     code, _, said = hub("token", *arguments)
     assert code == 2
     assert message in said
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\u202e", "x" * 1001, "", " "])
+def test_a_registry_never_gets_a_name_that_its_clients_refuse(hub, tmp_path, name):
+    hub("namespace", "add", "acme")
+    code, _, said = hub("serve", "--port", "0", "--name", name)
+    assert code == 2
+    assert "the name of the registry" in said
+    with closing(HubStore(tmp_path / "data")) as store:
+        assert store.name == "hub"
+        with store.database.transaction() as writer:
+            writer.execute("INSERT INTO settings VALUES ('name', ?)", (f"{name}\n",))
+    code, _, said = hub("serve", "--port", "0")
+    assert (code, "--name" in said) == (2, True), "as an earlier version stored it"
+    with pytest.raises(ConfigError, match="the name of the registry"):
+        create_registry(tmp_path / "folder", owners=["acme"], name=name)
+    assert not (tmp_path / "folder").exists()
 
 
 def test_a_mistyped_data_folder_is_said(hub, tmp_path):

@@ -8,6 +8,7 @@ import msgspec
 
 from telescope_core.base.errors import ConfigError
 from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import check_owner
 from telescope_envs.records.release import SCHEMAS, RegistryConfig
 
@@ -33,11 +34,26 @@ def write_schemas(root: Path) -> list[str]:
     return [f"schema/{name}" for name in schema_files()]
 
 
+def config_named(name: str) -> RegistryConfig:
+    """Return the `config.json` of a registry with that name; raises ConfigError for a bad one."""
+    if not name.strip():
+        raise ConfigError(
+            f"the name of the registry must have letters, got {name!r}; give a --name"
+        )
+    try:
+        return converted(RegistryConfig, {"name": name})
+    except RecordProblem as problem:
+        raise ConfigError(
+            f"the name of the registry, {name[:80]!r}, is not one line of text that clients accept "
+            f"({problem}); give another --name"
+        ) from None
+
+
 def create_registry(folder: Path, *, owners: Sequence[str], name: str) -> list[str]:
     """Write a registry into `folder`, which must be new or empty; returns its paths, sorted."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists and is not empty; give a new folder")
-    config = RegistryConfig(name=name).as_table()
+    config = config_named(name).as_table()
     files = {
         "config.json": f"{json.dumps(config, indent=2)}\n",
         "aliases.toml": f"{ALIASES_TITLE}[aliases]\n",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.database import Database
 from telescope_envs.server.refusals import Limit, Refusal
@@ -91,6 +92,8 @@ def create_token(
     _check_owners(database, scope, owners)
     if lives <= timedelta(0):
         raise ConfigError("a token needs a lifetime above 0 days; give a larger --days")
+    if not label.strip() or acts_on_terminals(label):
+        raise ConfigError(f"the label must be one line of text, got {label!r}; correct it")
     now = datetime.now(UTC).replace(microsecond=0)
     token = CallerToken(
         id=secrets.token_hex(4),

@@ -35,7 +35,7 @@ from telescope_envs.records.reading import (
     read_releases,
 )
 from telescope_envs.records.release import Namespace, RegistryConfig, Release, Status
-from telescope_envs.records.schemas import ALIASES_TITLE, schema_files
+from telescope_envs.records.schemas import ALIASES_TITLE, config_named, schema_files
 from telescope_envs.rules.admission import (
     Read,
     changed_status,
@@ -278,8 +278,14 @@ class HubStore:
         """The name of the registry."""
         return self.database.value("SELECT value FROM settings WHERE name = 'name'") or "hub"
 
+    def check(self) -> None:
+        """Raise an error if nothing of it should be served: a damaged database, a bad name."""
+        self.database.check()
+        config_named(self.name)
+
     def rename(self, name: str) -> None:
-        """Set the name of the registry."""
+        """Set the name of the registry; raises ConfigError for one that clients refuse."""
+        config_named(name)
         with self.database.transaction() as writer:
             writer.execute("INSERT OR REPLACE INTO settings VALUES ('name', ?)", (name,))
 

@@ -37,10 +37,10 @@ def serve(
 ) -> None:
     """Serve `hub` on `port` (0 for a free one); calls `started` with the address.
 
-    Raises RegistryError if its database is damaged, or served already.
+    Raises RegistryError if its database is damaged or served already, ConfigError for a bad name.
     """
     with _only_server(hub.data), _bound(options.host, port) as listening:
-        hub.database.check()
+        hub.check()
         hub.files.clear_incoming()
         config = configured(hub, options)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
