@@ -1,6 +1,7 @@
 """`telescope hub` as a command: reports, exit codes, JSON alone on stdout."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,34 @@ def test_a_folder_that_is_no_registry_is_refused(telescope, tmp_path, verb):
     assert code == 2
     assert "is not a registry: it has no config.json" in err
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["hub init", "hub schemas", "hub render", "env init"])
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_full_disk_is_named_and_a_second_try_succeeds(telescope, tmp_path, verb, was_there):
+    place = tmp_path / "place"
+    command = {
+        "hub init": ("hub", "init", str(place), "--owner", "acme"),
+        "hub schemas": ("hub", "schemas", str(place)),
+        "hub render": ("hub", "render", str(place), str(tmp_path / "view")),
+        "env init": ("env", "init", "acme/one", "--dir", str(place)),
+    }[verb]
+    if verb in ("hub schemas", "hub render"):
+        telescope("hub", "init", str(place), "--owner", "acme")
+    elif was_there:
+        place.mkdir()
+    before = set(tmp_path.rglob("*"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60, hard))
+    try:
+        code, _, err = telescope(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1
+    assert f"cannot write {tmp_path}/" in err
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} <= before
+    assert place.exists() == (place in before)
+    assert telescope(*command)[0] == 0
 
 
 def test_an_unknown_branch_is_refused(telescope):

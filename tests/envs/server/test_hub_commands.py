@@ -110,6 +110,22 @@ def test_a_registry_never_gets_a_name_that_its_clients_refuse(hub, tmp_path, nam
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://ann:secret@x", "must hold no user and no password"),
+        ("https://ann@hub.example.org/x", "must hold no user and no password"),
+        ("ftp://hub.example.org", "must be written https://HOST/PATH"),
+    ],
+)
+def test_a_public_address_that_is_none_is_refused(hub, tmp_path, address, message):
+    code, _, said = hub("serve", "--port", "0", "--public-address", address)
+    assert code == 2
+    assert message in said
+    assert "secret" not in said
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_mistyped_data_folder_is_said(hub, tmp_path):
     code, _, said = hub("token", "list")
     assert code == 2

@@ -126,6 +126,11 @@ def serve(
             "--trust-proxy needs --public-address, the address at which the proxy is reached, such "
             "as https://hub.example.org"
         )
+    if "@" in public_address.partition("//")[2].partition("/")[0]:
+        raise ConfigError(
+            "--public-address must hold no user and no password, because its pages show it to "
+            "everybody; write https://HOST/PATH"
+        )
     public = parse_address(public_address) if public_address else None
     if public is not None and public.scheme not in ("http", "https"):
         raise ConfigError(f"--public-address {public_address!r} must be written https://HOST/PATH")

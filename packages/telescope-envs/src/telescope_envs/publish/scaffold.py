@@ -18,6 +18,7 @@ from packaging.version import Version
 
 import telescope_core
 from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
+from telescope_envs.records.files import filled, write_file
 from telescope_envs.records.names import check_name, check_owner, distribution_name, module_name
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
@@ -59,10 +60,9 @@ def create_project(folder: Path, *, owner: str, name: str, template: str) -> New
         render(path, {"module": values["module"]}): render(text, values)
         for path, text in _template_files(template)
     }
-    for path, text in texts.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+    with filled(folder):
+        for path, text in texts.items():
+            write_file(folder / path, text.encode())
     return NewProject(
         id=f"{owner}/{name}",
         folder=folder,

@@ -97,7 +97,7 @@ def locked(
     try:
         give_up_s = time.monotonic() + wait_s
         has_told = False
-        while not _try(descriptor):
+        while not _try(path, descriptor):
             if time.monotonic() >= give_up_s:
                 raise RegistryError(
                     f"{what}: another process (id {holder_of(path)}) has held {path} for more "
@@ -117,7 +117,7 @@ def locked_if_free(path: Path) -> Generator[bool]:
     """Hold the lock on `path` if nobody else does; yields whether it is held."""
     descriptor = _opened(path)
     try:
-        yield _try(descriptor)
+        yield _try(path, descriptor)
     finally:
         os.close(descriptor)
 
@@ -137,15 +137,46 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
-def _try(descriptor: int) -> bool:
+def _try(path: Path, descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with _named(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return True
+
+
+@contextmanager
+def _named(path: Path) -> Generator[None]:
+    """Give `path` to an OSError without one: a full disk refuses a write without a name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, and the folders above it; an OSError names it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _named(path):
+        path.write_bytes(data)
+
+
+@contextmanager
+def filled(folder: Path) -> Generator[None]:
+    """Fill a new or empty folder; on any error in the block, it is left as it was."""
+    was_there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in list(folder.iterdir()) if was_there else [folder]:
+            remove_tree(path)
+        raise
 
 
 def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
@@ -164,7 +195,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _replace(path: Path, data: bytes, *, aside: Path) -> None:
     try:
-        with aside.open("wb") as file:
+        with _named(path), aside.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ import msgspec
 
 from telescope_core.base.errors import ConfigError
 from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.files import filled, write_atomically, write_file
 from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import check_owner
 from telescope_envs.records.release import SCHEMAS, RegistryConfig
@@ -28,9 +29,8 @@ def schema_files() -> dict[str, str]:
 def write_schemas(root: Path) -> list[str]:
     """Write the schemas into the registry at `root`; returns the written paths, relative to it."""
     folder = root / "schema"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, text in schema_files().items():
-        (folder / name).write_text(text)
+        write_atomically(folder / name, text.encode())
     return [f"schema/{name}" for name in schema_files()]
 
 
@@ -62,9 +62,8 @@ def create_registry(folder: Path, *, owners: Sequence[str], name: str) -> list[s
     for owner in owners:
         check_owner(owner)
         files[f"namespaces/{owner}.toml"] = f'owner = "{owner}"\nstatus = "active"\n'
-    for path, text in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    (folder / "index").mkdir()
+    with filled(folder):
+        for path, text in files.items():
+            write_file(folder / path, text.encode())
+        (folder / "index").mkdir()
     return sorted(files)

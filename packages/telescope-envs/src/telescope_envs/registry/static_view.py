@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.files import read_file
+from telescope_envs.records.files import read_file, write_file
 from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
     MAX_WHEEL_BYTES,
@@ -206,9 +206,7 @@ def render(
     try:
         count = 0
         for path, data in rendered_files(source, progress=progress):
-            file = aside / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
+            write_file(aside / path, data)
             count += 1
         aside.chmod(0o755)
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
