@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from threading import Event
 
@@ -121,6 +122,30 @@ def test_what_is_said_of_damage_is_in_words_and_what_a_library_said_is_apart(tmp
         torn = next(row["error"] for row in rows if row["key"] == "torn")
         assert "run.json is damaged" in torn
         assert "has no run.json" not in torn
+
+
+def test_names_that_are_not_utf8_are_shown_as_escapes_or_left_out(tmp_path, run):
+    odd = tmp_path / "runs" / os.fsdecode(b"odd\xff")
+    write_standalone(tmp_path / "runs" / os.fsdecode(b"eval\xff"), solved=2)
+    os.symlink(tmp_path, tmp_path / "runs" / os.fsdecode(b"link\xff"))
+    shutil.copytree(run.path, odd)
+    write_eval(run, "after", version=3, solved=6)
+    shutil.copytree(run.evals_path / "math-after", run.evals_path / os.fsdecode(b"copy\xff"))
+    (run.logs_path / os.fsdecode(b"copy\xff.log")).write_bytes(b"a line\n")
+    (run.logs_path / "server-0.log").write_bytes(b"a line \xff\n")
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/")
+        rows = {row["key"]: row for row in page["runs"] + page["evals"]}
+        assert rows["r"]["error"] is None
+        assert rows["odd-"]["name"] == r"odd\udcff"
+        assert "expected the folder of a run at a path in UTF-8" in rows["odd-"]["error"]
+        assert (rows["eval-"]["name"], rows["eval-"]["error"]) == (r"eval\udcff", None)
+        assert [one.rpartition("/")[2] for one in page["left_out"]] == [r"link\udcff"]
+        for part in ("", "/timeline", "/rollouts", "/logs"):
+            error = ui.get(f"/runs/odd-{part}", status=409)["error"]["message"]
+            assert "rename the folder" in error
+        assert "math-after" in json.dumps(ui.get("/runs/r/evals"))
+        assert "a line \ufffd" in json.dumps(ui.get("/runs/r/logs"), ensure_ascii=False)
 
 
 def test_a_rollout_in_a_file_that_was_damaged_since_is_refused_in_words(tmp_path, run):

@@ -176,6 +176,13 @@ def test_identity_state_and_summary(tmp_path):
     assert not list(run.path.rglob("*.tmp"))
 
 
+def test_a_run_needs_a_path_in_utf8_before_it_begins(tmp_path):
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    with pytest.raises(ConfigError, match=r"run\\udcff: expected the folder of a run .*rename"):
+        RunFolder.create(folder, config={})
+    assert not folder.exists()
+
+
 def test_create_refuses_what_is_there(tmp_path):
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match="neither an empty folder nor the folder of a run"):

@@ -5,6 +5,8 @@ on the screen, and bidirectional controls could change its visible order.
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any, cast
 
 ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 """Control characters, line separators and bidirectional controls, as in a regular expression."""
@@ -28,6 +30,18 @@ def escaped(text: str) -> str:
 def whole(text: str) -> str:
     r"""Return `text` with half of a surrogate pair, which UTF-8 lacks, written as `\ud83d`."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def whole_strings(value: Any) -> object:
+    """Return plain data in which `whole` was applied to every string; tuples become lists."""
+    if isinstance(value, str):
+        return whole(value)
+    if isinstance(value, list | tuple):
+        return [whole_strings(one) for one in cast(Sequence[object], value)]
+    if isinstance(value, dict):
+        items = cast(dict[object, object], value).items()
+        return {whole_strings(name): whole_strings(one) for name, one in items}
+    return value
 
 
 def foreign(text: str, most: int) -> str:

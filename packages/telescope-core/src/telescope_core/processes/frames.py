@@ -11,15 +11,15 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.protocols import PlayRequest
-from telescope_core.base.terminal import foreign, whole
+from telescope_core.base.terminal import foreign, whole_strings
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
@@ -296,18 +296,7 @@ def _encoded(value: object) -> bytes:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_plain)
-        return _ENCODER.encode(_whole(plain))
-
-
-def _whole(value: Any) -> object:
-    if isinstance(value, str):
-        return whole(value)
-    if isinstance(value, list | tuple):
-        return [_whole(one) for one in cast(Sequence[object], value)]
-    if isinstance(value, dict):
-        items = cast(dict[object, object], value).items()
-        return {_whole(name): _whole(one) for name, one in items}
-    return value
+        return _ENCODER.encode(whole_strings(plain))
 
 
 def without_tokens(rollout: Rollout) -> Rollout:

@@ -9,12 +9,24 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.base.messages import json_object
+from telescope_core.base.terminal import whole
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.records.room import room_for
 
 Record = TypeVar("Record")
+
+
+def require_utf8(path: Path) -> None:
+    """Raise ConfigError for the folder of a run whose path is not UTF-8, as Parquet needs it."""
+    shown = whole(str(path))
+    if shown != str(path):
+        raise ConfigError(
+            f"{shown}: expected the folder of a run at a path in UTF-8, which the files of its "
+            r"rollouts need, got a byte that is none (\udcff is the byte ff); rename the folder"
+        )
 
 
 def write_text(path: Path, text: str) -> None:

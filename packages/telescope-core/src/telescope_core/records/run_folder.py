@@ -29,6 +29,7 @@ from telescope_core.records.files import (
     read_json,
     read_json_lines,
     read_records,
+    require_utf8,
     why_no_object,
     write_json,
     write_json_lines,
@@ -121,8 +122,9 @@ class RunFolder:
         """Start a run in `path`, which must be new or empty.
 
         With `replace`, an older run in the same folder is removed. A run that is still running and
-        a folder that does not hold a run are refused even then.
+        a folder that does not hold a run are refused even then, and so is a path that is not UTF-8.
         """
+        require_utf8(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             _make_way(path, replace=replace)
         run = cls(path)

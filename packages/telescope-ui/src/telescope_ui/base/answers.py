@@ -6,6 +6,7 @@ import msgspec
 from starlette.responses import Response
 
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import whole_strings
 
 JsonObject: TypeAlias = dict[str, Any]
 """An object of JSON. A number that is not finite becomes null."""
@@ -20,8 +21,14 @@ class NotThereError(ConfigError):
 
 
 def as_json(value: object) -> bytes:
-    """Return `value` as JSON; dataclasses become objects, and non-finite numbers null."""
-    return msgspec.json.encode(value, enc_hook=str)
+    r"""Return `value` as JSON; dataclasses become objects, and non-finite numbers null.
+
+    What UTF-8 lacks, such as a byte `\xff` in the name of a folder, is written as `\udcff`.
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(whole_strings(msgspec.to_builtins(value, enc_hook=str)))
 
 
 def status_of(error: Exception) -> int:

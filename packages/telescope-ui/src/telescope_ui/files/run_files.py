@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from telescope_core.base.terminal import whole
 from telescope_core.records.files import read_json
 from telescope_core.records.step_files import StepPart, merged_path, part_in, step_path
 from telescope_ui.base.answers import NotThereError
@@ -126,12 +127,12 @@ def folders(root: Path, *parts: str) -> list[Path]:
 
 
 def _entries(folder: Path | None) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; empty if it has gone."""
+    """Return the entries of a folder whose names are UTF-8, as ours are; empty if it has gone."""
     if folder is None:
         return []
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return [entry for entry in entries if whole(entry.name) == entry.name]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

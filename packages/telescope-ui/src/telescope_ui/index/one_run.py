@@ -11,6 +11,7 @@ import msgspec
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
+from telescope_core.records.files import require_utf8
 from telescope_core.records.identity import RunInfo
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_ui.base.answers import JsonObject
@@ -92,6 +93,7 @@ class OneRun:
         stamp = None if path is None else stamp_of(path)
         if stamp is None:
             raise ConfigError(f"{self.path.name} has no run.json any more; it was moved or deleted")
+        require_utf8(self.path)
         if self._info is None or self._info[0] != stamp:
             object_in(self.path, "run.json")
             self._info = (stamp, self.folder.info())

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
+from telescope_core.records.files import require_utf8
 from telescope_ui.base.answers import NotThereError
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import stamp_of
@@ -68,8 +69,10 @@ class Runs:
         return [one for one in self.look() if isinstance(one, OneEval)]
 
     def get(self, key: str) -> OneRun:
-        """Return a run by its key; raises NotThereError."""
-        return _chosen("run", key, self.all())
+        """Return a run by its key; raises NotThereError, or ConfigError if it cannot be read."""
+        found = _chosen("run", key, self.all())
+        require_utf8(found.path)
+        return found
 
     def get_eval(self, key: str) -> OneEval:
         """Return an eval that belongs to no run by its key; raises NotThereError."""
