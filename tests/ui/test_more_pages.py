@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from urllib.parse import quote
 
 import pytest
-from tests.ui.recorded import BEGAN_S, row, write_eval
+from tests.ui.recorded import BEGAN_S, kill, row, write_eval
 from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
@@ -36,6 +36,27 @@ def test_queues_and_workers_are_on_the_page_of_machines(tmp_path, run):
     assert [one["environment"] for one in page["workers"]] == ["a/b c", "math"]
     assert page["workers"][0]["latest"] == {"restarts": 1.0, "loop_lag_s": 0.5}
     assert page["workers"][0]["curves"]["metrics"]["workers/a/b c/restarts"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("end", "states"),
+    [
+        (None, ["serving", "lost", "given up"]),
+        (RunFolder.finish, ["ended", "lost", "given up"]),
+        (kill, ["ended", "lost", "given up"]),
+    ],
+)
+def test_servers_end_with_their_run(tmp_path, run, end, states):
+    for at, state in enumerate((ServerState.SERVING, ServerState.LOST, ServerState.GIVEN_UP)):
+        about = {"role": ServerRole.ROLLOUT, "life": 1, "state": state, "version": 0}
+        run.log_server(ServerEvent(time_s=BEGAN_S, server=f"http://127.0.0.1:{at}", **about))
+    if end is not None:
+        end(run)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        servers = ui.get("/runs/r/infra")["servers"]
+    assert [one["state"] for one in servers] == states
+    assert servers[1]["since_s"] == BEGAN_S
+    assert (servers[0]["since_s"] is None) == (end is kill)
 
 
 def test_evals_named_by_a_file_have_one_point_each_with_numbers_and_version(tmp_path, run):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from telescope_core.records.identity import RunState
+from telescope_core.records.servers import ServerState
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.curves import Drawn, shared_curves
 from telescope_ui.base.parameters import InfraParameters
@@ -21,7 +23,7 @@ from telescope_ui.index.block_tables import (
     block_source,
     incomplete_lines,
 )
-from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.one_run import OneRun, seconds_of
 from telescope_ui.pages.happened import server_events
 from telescope_ui.pages.timeline_spans import Window, window_of
 
@@ -34,6 +36,7 @@ _LEAST_OF_MEAN = 3.0
 """Least deviation from the mean that is reported for four or fewer sources."""
 _LEAST_SHARE = 0.02
 _WORKERS = "workers/"
+_LOST = (ServerState.LOST, ServerState.GIVEN_UP)
 _STATES = ("time_s", "state", "life", "version", "reason")
 
 
@@ -216,7 +219,13 @@ def _servers(run: OneRun) -> list[JsonObject]:
     by_server: dict[str, list[JsonObject]] = {}
     for event in server_events(run):
         by_server.setdefault(str(event["server"]), []).append(event)
-    return [_server(name, states) for name, states in sorted(by_server.items())]
+    found = [_server(name, states) for name, states in sorted(by_server.items())]
+    info = run.info()
+    if info.observed_state is RunState.RUNNING:
+        return found
+    # Servers end with their run, and record only what they did before.
+    end = {"state": "ended", "since_s": seconds_of(info.ended_at)}
+    return [one if one["state"] in _LOST else one | end for one in found]
 
 
 def _server(name: str, states: Sequence[JsonObject]) -> JsonObject:

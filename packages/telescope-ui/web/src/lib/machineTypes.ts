@@ -64,7 +64,7 @@ export interface InfraPage {
     life: number;
     state: string;
     version: number | null;
-    since_s: number;
+    since_s: number | null;
     reason: string;
     num_lives: number;
     states: { columns: Columns };
