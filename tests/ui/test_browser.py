@@ -235,6 +235,14 @@ def test_the_tokens_can_be_read_by_keys(page, ui):
     page.until("location.search.includes('ui.by=advantage')")
 
 
+def test_a_chart_is_read_from_its_first_to_its_last_value_by_keys(page, ui):
+    show(page, ui, "/runs/first")
+    page.evaluate("document.querySelector('.plot').focus()")
+    for key, step in (("Home", 1), ("ArrowRight", 2), ("End", 3), ("ArrowLeft", 2)):
+        page.key(key)
+        page.until(f"document.activeElement.getAttribute('aria-valuenow') === '{step}'")
+
+
 def test_a_chart_can_be_saved_with_its_styles(page, ui):
     show(page, ui, "/runs/first")
     page.evaluate(

@@ -142,7 +142,7 @@ export function Chart(props: Props) {
     if (found !== undefined) setCursor(found);
   };
   const onKeyDown = (event: KeyboardEvent) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity }[event.key];
     const quarter = (domain[1] - domain[0]) / 4;
     const middle = cursor ?? (domain[0] + domain[1]) / 2;
     if (by !== undefined) move(by);

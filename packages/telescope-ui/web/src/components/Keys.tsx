@@ -22,10 +22,10 @@ const HELP: [string, string][] = [
   ["g e, g l, g c", "evals, logs, config"],
   ["/", "to the search field of the page"],
   ["j, k", "one rollout on or back"],
-  ["left, right, Enter", "in a chart: move, and open what is there"],
+  ["left, right, Home, End, Enter", "in a chart: move, and open what is there"],
   ["W, S", "in a chart over steps: zoom in, show all"],
   ["W, S, A, D", "in the timeline: zoom in, zoom out, to the left, to the right"],
-  ["left, right", "among tokens: one on or back"],
+  ["left, right, Home, End", "among tokens: one on or back, to the first or the last"],
 ];
 
 const isTyping = (target: EventTarget | null): boolean =>
