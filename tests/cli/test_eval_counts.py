@@ -10,8 +10,18 @@ from aiohttp import web
 from tests.cli.echo import telescope
 from tests.core.reports.test_reports import Checker
 
+from telescope_cli.eval.view import result_table
+from telescope_cli.rescore_view import print_rescored
 from telescope_core.evals import EvalSettings
+from telescope_core.evals.rescoring import (
+    GroupChange,
+    PartChange,
+    Rescored,
+    RewardChange,
+    StepChange,
+)
 from telescope_core.evals.result import counts_of, format_metric, left_out_of, result_of
+from telescope_core.evals.stats import Estimate
 from telescope_core.records import RolloutRow
 from telescope_core.types import (
     EnvironmentDescription,
@@ -69,6 +79,16 @@ WANTED = {
     "num_held_out": (7, "examples of the train split"),
     "num_dropped": (2, "rows left out as repeated or held out"),
 }
+DESCRIPTION = EnvironmentDescription(
+    name="sums",
+    version="0.1.0",
+    reward_min=0.0,
+    reward_max=1.0,
+    success_threshold=1.0,
+    num_examples={Split.EVAL: 9, Split.TRAIN: None},
+    network="none",
+)
+SETTINGS = EvalSettings(num_examples=7, rollouts=1, sampling=Sampling(max_tokens=32))
 
 
 async def answer(request):
@@ -143,15 +163,6 @@ def test_more_examples_than_there_are_says_where_the_others_are(
 
 
 def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
-    description = EnvironmentDescription(
-        name="sums",
-        version="0.1.0",
-        reward_min=0.0,
-        reward_max=1.0,
-        success_threshold=1.0,
-        num_examples={Split.EVAL: 9, Split.TRAIN: None},
-        network="none",
-    )
     rows = [
         RolloutRow(
             step=0,
@@ -165,8 +176,7 @@ def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
         )
         for reason in StopReason
     ]
-    settings = EvalSettings(num_examples=7, rollouts=1, sampling=Sampling(max_tokens=32))
-    result = result_of(rows, settings, description, model="m", duration_s=1.0)
+    result = result_of(rows, SETTINGS, DESCRIPTION, model="m", duration_s=1.0)
     cut = ("truncated by max_tokens", "model's context", "limit of turns", "deadline")
     for words in cut:
         assert [one.number for one in counts_of(result) if words in one.text] == [1], words
@@ -181,3 +191,36 @@ def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
 def test_a_tiny_mean_such_as_a_cost_keeps_its_digits():
     shown = [format_metric(value) for value in (0.0, 0.5, -0.25, 1234.5, 0.00042, -3.2e-7)]
     assert shown == ["0.000", "0.500", "-0.250", "1234.500", "0.00042", "-3.2e-07"]
+
+
+def test_tables_keep_the_digits_of_tiny_and_huge_rewards(capsys):
+    for scale, cells in (
+        (1.0, ["0.400", "0.100 to 0.700"]),
+        (1e-3, ["0.0004", "0.0001 to 0.0007"]),
+        (1e9, ["4e+08", "1e+08 to 7e+08"]),
+    ):
+        mean, low, high = (scale * one for one in (0.4, 0.1, 0.7))
+        result = result_of([], SETTINGS, DESCRIPTION, model="m", duration_s=1.0)
+        reward = Estimate(mean=mean, low=low, high=high, num_tasks=2)
+        table = result_table(replace(result, reward=reward))
+        assert [next(iter(column.cells)) for column in table.columns[1:3]] == cells
+    steps = tuple(
+        StepChange(step=step, num_compared=1, num_rose=1, num_fell=0, before=1e-4, after=7e-4)
+        for step in (1, 2)
+    )
+    largest = RewardChange(
+        **{"step": 1, "group_id": "g", "index": 0, "example_id": "e", "before": 1e-4},
+        **{"after": 7e-4, "parts": {}, "answers": ("", ""), "completion": ""},
+    )
+    counts = ("num_compared", "num_rose", "num_fell", "num_failed")
+    zeros = dict.fromkeys((*counts, "num_left_out", "num_new", "num_gone"), 0)
+    reward = PartChange(**{**zeros, "name": "reward", "num_rose": 1, "difference": None})
+    rescored = Rescored(
+        **{"num_rollouts": 2, "num_graded": 2, "reward": reward, "parts": (), "steps": steps},
+        **{"groups": GroupChange(num_compared=0, gained=(), lost=()), "largest": (largest,)},
+        **{"not_graded": {}, "left_out": {}, "errors": {}},
+    )
+    print_rescored(rescored, title="", code_changes=(), hide=())
+    text = capsys.readouterr().out
+    assert "0.0001 -> 0.0007  step 1" in text
+    assert len(re.findall(r"0\.0001 +0\.0007 +\+0\.0006", text)) == 2

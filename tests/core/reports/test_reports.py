@@ -345,6 +345,8 @@ def test_charts_survive_gaps_constants_and_emptiness():
     for values in ([None, 1.0, None, 2.0], [3.0, 3.0, 3.0], [0.0], [None], [], [float("nan"), 1.0]):
         series = Series(name="a & b", xs=range(len(values)), values=values)
         ET.fromstring(standalone(line_chart([series], label="x < y", x_label="step")))
+    tiny = IntervalRow(label="tiny", mean=0.00042, low=0.0001, high=0.00073)
+    assert "0.00042 (0.0001 to 0.00073)" in interval_chart([tiny], label="means")
     rows = [IntervalRow(label="one task", mean=0.5, low=None, high=None)]
     ET.fromstring(interval_chart(rows, label="no interval"))
 

@@ -13,6 +13,7 @@ from telescope_cli.eval.compare import difference_cells
 from telescope_core.base.secret_names import hidden
 from telescope_core.base.terminal import escaped
 from telescope_core.evals.rescoring import PartChange, Rescored, RewardChange, StepChange
+from telescope_core.evals.result import style_of
 
 _MOST_STEP_LINES = 8
 _MOST_LARGEST = 5
@@ -118,16 +119,17 @@ def _steps_table(steps: Sequence[StepChange]) -> Table:
         after = sum(one.after * one.num_compared for one in part) / number
         name = f"{part[0].step}" if len(part) == 1 else f"{part[0].step} to {part[-1].step}"
         counts = (number, sum(one.num_rose for one in part), sum(one.num_fell for one in part))
-        table.add_row(
-            name, *map(str, counts), f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}"
-        )
+        style = style_of(before, after, after - before)
+        means = (f"{before:{style}}", f"{after:{style}}", f"{after - before:+{style}}")
+        table.add_row(name, *map(str, counts), *means)
     return table
 
 
 def _largest_lines(one: RewardChange) -> Iterable[str]:
     step = f"step {one.step}, " if one.step else ""
+    style = style_of(one.before, one.after)
     yield (
-        f"  {one.before:.3f} -> {one.after:.3f}  {step}rollout {one.group_id}/{one.index}, "
+        f"  {one.before:{style}} -> {one.after:{style}}  {step}rollout {one.group_id}/{one.index}, "
         f"example {one.example_id}"
     )
     if any(one.answers):

@@ -16,7 +16,7 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
-from telescope_core.evals.result import style_of
+from telescope_core.evals.result import format_metric, style_of
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
@@ -72,7 +72,7 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     console = report_console()
     console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
     console.print(_state_line(info, info.observed_state))
-    mean = f", mean reward {sum(scored) / len(scored):.3f} so far" if scored else ""
+    mean = f", mean reward {format_metric(sum(scored) / len(scored))} so far" if scored else ""
     console.print(f"{len(rows)} rollouts recorded, {len(scored)} scored{mean}")
 
 

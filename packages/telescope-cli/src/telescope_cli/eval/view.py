@@ -15,7 +15,7 @@ from rich.text import Text
 from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
-from telescope_core.evals.result import counts_of, format_metric, left_out_of
+from telescope_core.evals.result import counts_of, format_metric, left_out_of, style_of
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 
@@ -101,7 +101,9 @@ class EvalProgress:
         self._console.print(Text(line, style="yellow"), soft_wrap=True)
 
     def _running_mean(self) -> str:
-        mean = f"reward {self._sum / self._num_scored:.3f}" if self._num_scored else "no reward yet"
+        mean = "no reward yet"
+        if self._num_scored:
+            mean = f"reward {format_metric(self._sum / self._num_scored)}"
         return mean + (f", {self._num_failed} failed" if self._num_failed else "")
 
 
@@ -177,18 +179,25 @@ def format_interval(estimate: Estimate) -> str:
     """Return the ends of the interval, or a dash when there is none."""
     if estimate.low is None or estimate.high is None:
         return "-"
-    return f"{estimate.low:.3f} to {estimate.high:.3f}"
+    style = style_of(estimate.mean, estimate.low, estimate.high)
+    return f"{estimate.low:{style}} to {estimate.high:{style}}"
 
 
 def result_cells(result: EvalResult, k: int) -> list[str]:
     """Return pass@k, its interval, the mean reward and the number of scored rollouts."""
     solved = result.pass_at.get(k)
     return [
-        f"{solved.mean:.3f}" if solved else "-",
+        _mean(solved) if solved else "-",
         format_interval(solved) if solved else "-",
-        f"{result.reward.mean:.3f}" if result.reward else "-",
+        _mean(result.reward) if result.reward else "-",
         f"{result.num_scored}/{result.num_rollouts}",
     ]
+
+
+def _mean(estimate: Estimate) -> str:
+    """Return the mean in the style of its interval."""
+    ends = (one for one in (estimate.low, estimate.high) if one is not None)
+    return f"{estimate.mean:{style_of(estimate.mean, *ends)}}"
 
 
 def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
@@ -196,7 +205,7 @@ def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
         table.add_row(name, "-", "-", "0")
     else:
         interval = format_interval(estimate)
-        table.add_row(name, f"{estimate.mean:.3f}", interval, str(estimate.num_tasks))
+        table.add_row(name, _mean(estimate), interval, str(estimate.num_tasks))
 
 
 def count_lines(result: EvalResult) -> list[str]:

@@ -150,8 +150,8 @@ def counts_of(result: EvalResult) -> list[Count]:
 
 
 def format_metric(value: float) -> str:
-    """Return the mean of a metric as text: three decimals, or the first digits of a tiny one."""
-    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
+    """Return a reward, or the mean of a metric, as text in the style of `style_of`."""
+    return f"{value:{style_of(value)}}"
 
 
 def style_of(*values: float) -> str:

@@ -6,6 +6,7 @@ from itertools import zip_longest
 
 from telescope_core.base.images import url_of, with_marks
 from telescope_core.base.types import Message, TurnInfo
+from telescope_core.evals.result import format_metric
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 
@@ -143,7 +144,7 @@ def filter_script() -> str:
 
 
 def _header(row: RolloutRow, *, with_step: bool) -> str:
-    reward = "none" if row.reward is None else f"{row.reward:.3f}"
+    reward = "none" if row.reward is None else format_metric(row.reward)
     labels = [f"step <b>{row.step}</b>"] if with_step else []
     labels += [
         f"<b>{escape(row.environment)}</b>",

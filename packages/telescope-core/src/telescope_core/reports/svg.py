@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from telescope_core.evals.result import format_metric, style_of
 from telescope_core.reports.style import CHART_STYLE, NUM_COLORS
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40
@@ -121,9 +122,10 @@ def interval_chart(
 def _interval(row: IntervalRow, x: Callable[[float], float], *, y: float, width: int) -> str:
     color = f"c{row.color % NUM_COLORS}"
     parts = [f'<text class="name" x="{_RIGHT}" y="{y - 13}">{escape(row.label)}</text>']
-    text = f"{row.mean:.3f}"
+    text = format_metric(row.mean)
     if row.low is not None and row.high is not None:
-        text += f" ({row.low:.3f} to {row.high:.3f})"
+        style = style_of(row.mean, row.low, row.high)
+        text = f"{row.mean:{style}} ({row.low:{style}} to {row.high:{style}})"
         ends = f'x1="{x(row.low):.1f}" x2="{x(row.high):.1f}"'
         parts.append(f'<line class="whisker {color}" {ends} y1="{y}" y2="{y}"/>')
         for end in (row.low, row.high):
@@ -252,7 +254,7 @@ def _last_point(frame: _PlotFrame, line: Series) -> str:
         return ""
     x, value = known[-1]
     at = f'cx="{frame.x(x):.1f}" cy="{frame.y(value):.1f}"'
-    title = f"<title>{escape(line.name)}: {value:.3f} at {x:g}</title>"
+    title = f"<title>{escape(line.name)}: {format_metric(value)} at {x:g}</title>"
     return f'<circle class="dot c{_color(line)}" {at} r="3.5">{title}</circle>'
 
 

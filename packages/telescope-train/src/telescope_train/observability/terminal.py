@@ -23,6 +23,7 @@ from rich.text import Text
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.terminal import escaped
 from telescope_core.diagnosis import Kind
+from telescope_core.evals.result import format_metric, style_of
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
@@ -341,10 +342,11 @@ def _reward_line(summary: Mapping[str, Any], rewards: Sequence[float]) -> str:
     first, last = summary.get("first_mean"), summary.get("last_mean")
     num_compared = summary.get("compared_steps")
     if first is None or last is None or not num_compared:
-        return f"reward {rewards[-1]:.3f} (too few steps for a change)"
+        return f"reward {format_metric(rewards[-1])} (too few steps for a change)"
     steps = "first to last step" if num_compared == 1 else f"first to last {num_compared} steps"
     curve = sparkline(rewards, width=26)
-    return f"reward {first:.3f} {curve} {last:.3f} ({last - first:+.3f}, {steps})"
+    style = style_of(first, last, last - first)
+    return f"reward {first:{style}} {curve} {last:{style}} ({last - first:+{style}}, {steps})"
 
 
 def _losses(losses: Mapping[str, Any]) -> list[str]:
