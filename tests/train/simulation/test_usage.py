@@ -72,6 +72,15 @@ def test_the_picture_has_every_curve_in_80_columns(found: Simulated) -> None:
     assert "server queue       0 at all times" in text
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_picture_fits_whatever_its_numbers_are(found: Simulated, width: int) -> None:
+    course = Course.from_simulated(found)
+    usage = tuple(replace(one, rollouts_waiting=1_234_567.0) for one in course.usage)
+    lines = lines_of(replace(course, usage=usage), width)
+    assert "slot queue    1,234,567 " in "\n".join(lines)
+    assert 40 <= max(map(len, lines)) <= max(44, min(width, 80))
+
+
 def test_the_page_stands_alone(found: Simulated, tmp_path) -> None:
     expected = Expected.from_simulated(found, Hardware(num_gpus=5, num_servers=3))
     estimate = Estimate(

@@ -189,7 +189,7 @@ def _show(console: Console, found: "Estimate", kind: str) -> None:
     )
     console.print(f"A step waits longest for {found.limit}.")
     console.print()
-    for line in lines_of(found.course):
+    for line in lines_of(found.course, console.width):
         console.print(line, markup=False)
     console.print()
     _bar(console, one)

@@ -15,9 +15,9 @@ from telescope_core.reports.svg import Series, line_chart
 from telescope_train.simulation.estimate import Course, Estimate, table_of
 from telescope_train.simulation.run import Usage
 
-_CELLS = 48
-_NAME, _TICK = 14, 6
-"""Characters of a name, and of a number at the axis."""
+_WIDTH, _LEAST_CELLS = 80, 4
+_NAME, _TICK, _NOTE = 14, 6, 10
+"""Characters of a name, and of a number at the axis and one beside it, which may need more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,25 @@ class _Curve:
         return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2g}"
 
 
-def lines_of(course: Course) -> list[str]:
-    """Return a picture of at most 80 columns; each column is the mean of its part of the time."""
+def lines_of(course: Course, width: int = _WIDTH) -> list[str]:
+    """Return a picture of at most 80 columns; each column is the mean of its part of the time.
+
+    `width`: the columns of the terminal. Numbers are never cut, so it may be too small for them.
+    """
     duration_s = course.usage[-1].to_s
+    curves = list(_curves(course))
+    drawn = [one for one in curves if one.is_share or any(span.value for span in one.spans)]
+    tick = max(_TICK, *(len(one.text(max(s.value for s in one.spans))) for one in drawn))
+    note = max(_NOTE, *(len(f"mean {one.text(one.mean)}") for one in drawn))
+    cells = max(_LEAST_CELLS, min(width, _WIDTH) - _NAME - tick - note - 2)
     lines: list[str] = []
-    for curve in _curves(course):
-        if curve.is_share or any(one.value for one in curve.spans):
-            lines += _drawn(curve, duration_s)
+    for curve in curves:
+        if curve in drawn:
+            lines += _drawn(curve, duration_s, tick=tick, cells=cells)
         else:
-            lines.append(f"{curve.name:<{_NAME}}{'0':>{_TICK}} at all times")
-    left = " " * (_NAME + _TICK + 1)
-    lines.append(f"{left}0 s{_seconds(duration_s):>{_CELLS - 3}}")
+            lines.append(f"{curve.name:<{_NAME}}{'0':>{tick}} at all times")
+    left = " " * (_NAME + tick + 1)
+    lines.append(f"{left}0 s{_seconds(duration_s):>{cells - 3}}")
     return lines
 
 
@@ -121,16 +129,16 @@ def _staleness(course: Course) -> Iterator[_Span]:
         from_s = step.ended_s
 
 
-def _drawn(curve: _Curve, duration_s: float) -> list[str]:
-    values = _cells(curve.spans, duration_s, _CELLS)
+def _drawn(curve: _Curve, duration_s: float, *, tick: int, cells: int) -> list[str]:
+    values = _cells(curve.spans, duration_s, cells)
     high = 1.0 if curve.is_share else max(value for value in values if value is not None)
     drawn = columns(values, height=3 if curve.is_share else 2, high=high)
     names = [curve.name, *[""] * (len(drawn) - 1)]
     ticks = [curve.text(high), *[""] * (len(drawn) - 2), "0"]
     notes = [f"mean {curve.text(curve.mean)}", *[""] * (len(drawn) - 1)]
     return [
-        f"{name:<{_NAME}}{tick:>{_TICK}} {line} {note}".rstrip()
-        for name, tick, line, note in zip(names, ticks, drawn, notes, strict=True)
+        f"{name:<{_NAME}}{number:>{tick}} {line} {note}".rstrip()
+        for name, number, line, note in zip(names, ticks, drawn, notes, strict=True)
     ]
 
 
