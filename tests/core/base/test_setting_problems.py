@@ -77,3 +77,26 @@ def test_settings_of_environments_are_told_alike(settings, named, expected):
         read_settings(Mode, settings, owner="Echo (echo.py)")
     assert str(caught.value).startswith(f"Echo (echo.py): {named}: ")
     assert all(fact in str(caught.value) for fact in expected), caught.value
+
+
+class OfModels(EnvironmentConfig):
+    count: int = 1
+    entry: Entry = Entry(name="a")
+    entries: tuple[Entry, ...] = ()
+    sizes: frozenset[int] = frozenset()
+    is_on: bool | int = False
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"count": True}, "env.count"),
+        ({"entry": {"name": "b", "size": False}}, "env.entry.size"),
+        ({"sizes": [2, True]}, "env.sizes.1"),
+        ({"entries": [{"name": "b"}, {"name": "c", "size": True}]}, "env.entries.1.size"),
+    ],
+)
+def test_true_and_false_are_no_numbers_at_any_depth(settings, place):
+    assert read_settings(OfModels, {"count": 2, "is_on": True}, owner="env.py").is_on is True
+    with pytest.raises(ConfigError, match=f"env.py: {place}: expected a number, which true"):
+        read_settings(OfModels, settings, owner="env.py")

@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from pydantic import BaseModel
 from tests.asking import ask
 
 from telescope_core import (
@@ -34,6 +35,17 @@ NEVER = threading.Event()
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
     return a + b
+
+
+class Place(BaseModel):
+    x: float
+    y: list[int]
+    is_far: bool | None = None
+
+
+def move(to: Place) -> str:
+    """Move."""
+    return f"{to}"
 
 
 async def look_up(title: str) -> dict[str, str]:
@@ -78,7 +90,7 @@ class Calculator(ToolEnvironment):
         max_tool_characters: int = 60
 
     def tools(self):
-        return [add, look_up, divide, hang, hang_too, lose_the_judge, half]
+        return [add, move, look_up, divide, hang, hang_too, lose_the_judge, half]
 
     @tool
     def remember(self, text: str, episode: Episode) -> str:
@@ -175,6 +187,7 @@ async def test_tags_are_the_default_and_the_tools_stand_in_the_prompt():
 
 
 WRONG = "error: wrong arguments for add"
+MOVED = "error: wrong arguments for move, which takes to"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +198,7 @@ WRONG = "error: wrong arguments for add"
         ("add", '{"b": 3}', "bad_arguments", "error: wrong arguments for add, which takes a, b: a"),
         ("add", '{"a": 1, "c": 3}', "bad_arguments", "error: wrong arguments for add"),
         ("add", '{"a": true, "b": 3}', "bad_arguments", f"{WRONG}, which takes a, b: a: Value e"),
+        ("move", '{"to": {"x": 1, "y": [true]}}', "bad_arguments", f"{MOVED}: to.y.0: Value"),
         ("add", "not json", "bad_arguments", "error: wrong arguments for add"),
         ("look_up", '{"title": "nothing"}', "refused", "error: there is nothing of that title"),
         ("divide", '{"a": 1, "b": 0}', "raised", "error: ZeroDivisionError: float division"),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.setting_problems import SettingProblem, problems_of
+from telescope_core.parsers.texts import NO_NUMBER, place_of_truth_value
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -40,11 +41,16 @@ def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: s
     """
     _require_known(schema, settings, "env", owner)
     try:
-        return schema(**settings)
+        found = schema(**settings)
     except ValidationError as error:
         raise ConfigError(
             "\n".join(_describe(problem, owner) for problem in problems_of(error, settings))
         ) from None
+    place = place_of_truth_value(settings, found.model_dump(warnings=False))
+    if place is not None:
+        name = ".".join(map(str, ("env", *place)))
+        raise ConfigError(f"{owner}: {name}: {NO_NUMBER}")
+    return found
 
 
 def _require_known(

@@ -7,12 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from types import UnionType
 from typing import (
     Annotated,
     Any,
     TypeVar,
-    Union,
     cast,
     get_args,
     get_origin,
@@ -23,7 +21,6 @@ from urllib.parse import unquote
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -41,7 +38,7 @@ from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import marked
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_threads import DaemonThreads
-from telescope_core.parsers.texts import no_truth_value
+from telescope_core.parsers.texts import NO_NUMBER, place_of_truth_value
 
 ToolFunction = Callable[..., object]
 Method = TypeVar("Method", bound=ToolFunction)
@@ -192,7 +189,7 @@ class _Arguments:
         }
         fields: dict[str, Any] = {
             field: (
-                _without_truth_values(parameters[parameter][0]),
+                parameters[parameter][0],
                 _field(parameter, *parameters[parameter], described.get(parameter)),
             )
             for field, parameter in self._names.items()
@@ -211,18 +208,25 @@ class _Arguments:
 
     def read(self, text: str) -> dict[str, Any]:
         """Return the policy's validated arguments; raises BadArgumentsError for invalid ones."""
+        takes = ", ".join(self._names.values()) or "no arguments"
+        wrong = f"wrong arguments for {self._tool}, which takes {takes}"
+        is_empty = text.strip() in ("", "null")
         try:
-            is_empty = text.strip() in ("", "null")
             checked = self._model.model_validate_json("{}" if is_empty else text)
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}"
                 for problem in error.errors(include_url=False)
             )
-            takes = ", ".join(self._names.values()) or "no arguments"
+            raise BadArgumentsError(f"{wrong}: {problems}") from None
+        place = None
+        if "true" in text or "false" in text:
+            taken = checked.model_dump(by_alias=True, warnings=False)
+            place = place_of_truth_value(json.loads(text), taken)
+        if place is not None:
             raise BadArgumentsError(
-                f"wrong arguments for {self._tool}, which takes {takes}: {problems}"
-            ) from None
+                f"{wrong}: {'.'.join(map(str, place))}: Value error, {NO_NUMBER}"
+            )
         passed = checked.model_fields_set | self._without_default
         return {p: getattr(checked, field) for field, p in self._names.items() if field in passed}
 
@@ -263,21 +267,6 @@ def _parameters(
         else:
             shown[parameter.name] = (hint, parameter.default)
     return shown, hidden
-
-
-def _without_truth_values(hint: Any) -> Any:
-    """Return a type that takes what `hint` takes, but not true and false for a number."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint in (int, float) or (origin is Annotated and arguments[0] in (int, float)):
-        return Annotated[hint, BeforeValidator(no_truth_value)]
-    if origin is Annotated:
-        return Annotated[(_without_truth_values(arguments[0]), *arguments[1:])]
-    if origin is Union or origin is UnionType:
-        return Union[tuple(map(_without_truth_values, arguments))]  # noqa: UP007
-    if origin in (list, set, tuple, dict):
-        container: Any = origin
-        return container[tuple(map(_without_truth_values, arguments))]
-    return hint
 
 
 def _field(parameter: str, hint: Any, default: object, about: str | None) -> Any:

@@ -4,7 +4,7 @@ Tags are found by text search, because models do not write valid XML.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -219,14 +219,40 @@ def as_model(text: str, model: type[Model]) -> Model:
     raise ValueError(f"expected a JSON object with {_fields(model)}; {problem}")
 
 
+NO_NUMBER = "expected a number, which true and false are not"
+
+
 def no_truth_value(value: object) -> object:
     """Return `value`; raises ValueError for true and false, which pydantic would take as 1 and 0.
 
     It goes before the number of a pydantic type: `Annotated[int, BeforeValidator(no_truth_value)]`.
     """
     if isinstance(value, bool):
-        raise ValueError("expected a number, which true and false are not")
+        raise ValueError(NO_NUMBER)
     return value
+
+
+def place_of_truth_value(given: object, taken: object) -> tuple[str | int, ...] | None:
+    """Return the place of a true or false that pydantic took as 1 or 0; None if there is none.
+
+    `given`: plain values; `taken`: the dump of the model that was made of them.
+    """
+    if isinstance(given, bool):
+        is_number = isinstance(taken, int | float) and not isinstance(taken, bool)
+        return () if is_number and taken == given else None
+    pairs: list[tuple[str | int, object, object]] = []
+    if isinstance(given, Mapping) and isinstance(taken, Mapping):
+        inside, made = cast(Mapping[str, object], given), cast(Mapping[str, object], taken)
+        pairs = [(name, value, made[name]) for name, value in inside.items() if name in made]
+    elif isinstance(given, list | tuple) and isinstance(taken, list | tuple):
+        values, made = cast(Sequence[object], given), cast(Sequence[object], taken)
+        pairs = [(at, *pair) for at, pair in enumerate(zip(values, made, strict=False))]
+    elif isinstance(given, list | tuple) and isinstance(taken, set | frozenset):
+        values, members = cast(Sequence[object], given), cast(Collection[object], taken)
+        equal = [next((one for one in members if one == value), None) for value in values]
+        pairs = [(at, *pair) for at, pair in enumerate(zip(values, equal, strict=True))]
+    found = ((name, place_of_truth_value(*pair)) for name, *pair in pairs)
+    return next(((name, *place) for name, place in found if place is not None), None)
 
 
 def _fields(model: type[BaseModel]) -> str:
