@@ -187,25 +187,19 @@ def result_cells(result: EvalResult, k: int) -> list[str]:
     """Return pass@k, its interval, the mean reward and the number of scored rollouts."""
     solved = result.pass_at.get(k)
     return [
-        _mean(solved) if solved else "-",
+        f"{solved.mean:.3f}" if solved else "-",
         format_interval(solved) if solved else "-",
-        _mean(result.reward) if result.reward else "-",
+        format_metric(result.reward.mean) if result.reward else "-",
         f"{result.num_scored}/{result.num_rollouts}",
     ]
-
-
-def _mean(estimate: Estimate) -> str:
-    """Return the mean in the style of its interval."""
-    ends = (one for one in (estimate.low, estimate.high) if one is not None)
-    return f"{estimate.mean:{style_of(estimate.mean, *ends)}}"
 
 
 def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
     if estimate is None:
         table.add_row(name, "-", "-", "0")
     else:
-        interval = format_interval(estimate)
-        table.add_row(name, _mean(estimate), interval, str(estimate.num_tasks))
+        mean = f"{estimate.mean:{style_of(estimate.mean, estimate.low, estimate.high)}}"
+        table.add_row(name, mean, format_interval(estimate), str(estimate.num_tasks))
 
 
 def count_lines(result: EvalResult) -> list[str]:

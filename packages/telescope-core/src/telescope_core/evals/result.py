@@ -154,12 +154,13 @@ def format_metric(value: float) -> str:
     return f"{value:{style_of(value)}}"
 
 
-def style_of(*values: float) -> str:
+def style_of(*values: float | None) -> str:
     """Return how to write numbers that stand together: with three decimals, or three digits.
 
-    Digits are for numbers of which three decimals would show nothing, or fill lines.
+    Digits are for numbers of which three decimals would show nothing, or fill lines. None is left
+    out.
     """
-    largest = max(map(abs, values))
+    largest = max((abs(value) for value in values if value is not None), default=0.0)
     return ".3f" if largest == 0 or 0.01 <= largest < 1e6 else ".3g"
 
 
