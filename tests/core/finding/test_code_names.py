@@ -97,7 +97,7 @@ async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("./maze.py:Hedge4", ["maze.py: no such file", "mazy.py"]),
+        ("./maze.py:Hedge4", ["there is no file maze.py in", "mazy.py"]),
         ("./mazy.py:Hedge", ["'Hedge'", "mazy.py:Hedge4"]),
         ("./mazy.py", ["file.py:Class", "mazy.py:Hedge4"]),
         ("./mazy.py:Helper", ["'mazy:Helper'"]),
@@ -105,7 +105,7 @@ async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> Non
         ("./a-maze.py:Maze", ["a-maze.py", "name of letters"]),
         ("./raises.py:Maze", ["'raises:Maze'", "raises.py, line 3", "planned"]),
         ("./lacks.py:Maze", ["lacks.py, line 2: ", "'nothere'"]),
-        ("mazes.py:Maze", ["mazes.py: no such file"]),
+        ("mazes.py:Maze", ["expected file.py:Class, but there is no file mazes.py in"]),
         ("./json.py:Maze", ["another json before", "json/__init__.py", "rename it"]),
         ("./time.py:Maze", ["another time before", "a part of Python", "rename it"]),
         ("./asyncio/maze.py:Maze", ["another asyncio before", "asyncio/__init__.py", "rename it"]),

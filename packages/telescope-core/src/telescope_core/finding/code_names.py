@@ -44,7 +44,10 @@ def location_of_file(name: str) -> EnvironmentLocation:
     path = Path(given).expanduser()
     if not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise EnvironmentLoadError(f"{path}: no such file{_meant(str(path), beside)}")
+        raise EnvironmentLoadError(
+            f"{name}: expected file.py:Class, but there is no file {path} in {Path.cwd()}"
+            f"{_meant(str(path), beside)}"
+        )
     classes = _classes_of(path)
     if class_name not in classes:
         listed = ", ".join(f"{given}:{one}" for one in classes) or "no class"
