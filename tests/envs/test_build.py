@@ -12,6 +12,8 @@ from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryErr
 from telescope_envs.publish.build import (
     build_and_inspect,
     build_wheel,
+    copy_sources,
+    left_out,
 )
 
 CODE = '"""A toy."""\n\nfrom telescope_core import SingleTurnEnvironment\n'
@@ -147,6 +149,50 @@ def test_a_link_out_of_the_project_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.txt"):
         build_wheel(project, tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
+
+
+def _link(target):
+    return lambda path: path.symlink_to(target)
+
+
+@pytest.mark.parametrize("is_in_git", [False, True])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (_link("."), "is a link to a folder"),
+        (_link("/nowhere/at/all"), "is a link to '/nowhere/at/all', no file"),
+        (_link("data"), "is a link to 'data', no file"),
+        (os.mkfifo, "is no plain file but a named pipe"),
+    ],
+    ids=["folder", "dangling", "circular", "pipe"],
+)
+def test_what_is_no_file_is_refused_by_its_path(tmp_path, make, what, is_in_git):
+    project = write(tmp_path / "toy")
+    data = project / "telescope_env_acme_toy" / "data"
+    make(data)
+    if is_in_git:
+        subprocess.run(["git", "init", "-q", str(project)], check=True)
+    if is_in_git and make is os.mkfifo:  # which git does not list
+        (line,) = left_out(project, ["telescope_env_acme_toy/__init__.py"])
+        assert "telescope_env_acme_toy/data is not in the wheel" in line
+        assert f"it {what}" in line
+        return
+    with pytest.raises(ConfigError, match=f"{data} {what}.*git ignore it"):
+        build_wheel(project, tmp_path / "dist")
+
+
+def test_files_of_a_repository_within_the_project_are_named_as_such(tmp_path):
+    project = write(tmp_path / "toy")
+    inner = project / "telescope_env_acme_toy" / "inner"
+    inner.mkdir()
+    (inner / "words.txt").write_text("one")
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    subprocess.run(["git", "init", "-q", str(inner)], check=True)
+    (line,) = left_out(project, ["telescope_env_acme_toy/__init__.py"])
+    assert "inner/words.txt" in line
+    assert "another git repository" in line
+    copy_sources(project, tmp_path / "copy")
+    assert not (tmp_path / "copy" / "telescope_env_acme_toy" / "inner").exists()
 
 
 @pytest.mark.parametrize(

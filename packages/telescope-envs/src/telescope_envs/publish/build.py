@@ -36,20 +36,36 @@ _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
 
 def source_files(project: Path) -> list[Path]:
     """Return the project's files, sorted, relative to it; in git, without ignored files."""
+    return [path for path in _listed(project) if (project / path).is_file()]
+
+
+def _listed(project: Path) -> list[Path]:
+    """Return the paths of files, links and repositories within; some may not exist anymore."""
     require_project(project)
     listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
     if listed is None:
         found = [path.relative_to(project) for path in _walk(project)]
     else:
         found = [Path(name) for name in listed.split("\0") if name]
-    return sorted({path for path in found if (project / path).is_file()})
+    return sorted(set(found))
 
 
 def copy_sources(project: Path, target: Path) -> None:
-    """Copy the project's files into the folder `target`, as plain files with default modes."""
+    """Copy the project's files into the folder `target`, as plain files with default modes.
+
+    Raises ConfigError for what cannot be copied. Repositories within the project are left out.
+    """
     root = project.resolve()
-    for path in source_files(project):
+    for path in _listed(project):
         source = project / path
+        if not source.is_file():
+            is_repository = source.is_dir() and not source.is_symlink()
+            if is_repository or not os.path.lexists(source):
+                continue
+            raise ConfigError(
+                f"{source} is {_what(source)}, but a release must contain its own files; put the "
+                "files there themselves, remove it, or let git ignore it"
+            )
         if not source.resolve().is_relative_to(root):
             raise ConfigError(
                 f"{source} is a link to a file outside the project, but a release must contain its "
@@ -73,7 +89,7 @@ def left_out(project: Path, files: Collection[str]) -> list[str]:
     packages = {name.partition("/")[0] for name in files} & {
         path.parent.name for path in _walk(project) if path.name == "__init__.py"
     }
-    is_built = set(source_files(project))
+    listed = set(_listed(project))
     lines: list[str] = []
     for path in sorted(one.relative_to(project) for one in _walk(project)):
         package = next((name for name in path.parts[:-1] if name in packages), None)
@@ -81,14 +97,24 @@ def left_out(project: Path, files: Collection[str]) -> list[str]:
             continue
         if "/".join(path.parts[path.parts.index(package) :]) in files:
             continue
-        advice = (
-            "its build leaves it out; if it is read, with hatchling name it in artifacts under "
-            "[tool.hatch.build.targets.wheel], with setuptools under "
-            "[tool.setuptools.package-data]"
-            if path in is_built
-            else "git ignores it, and a release holds no ignored file; if it is read, take it out "
-            "of .gitignore"
-        )
+        if not (project / path).is_file():
+            advice = f"it is {_what(project / path)}, and a release holds only files"
+        elif path in listed:
+            advice = (
+                "its build leaves it out; if it is read, with hatchling name it in artifacts under "
+                "[tool.hatch.build.targets.wheel], with setuptools under "
+                "[tool.setuptools.package-data]"
+            )
+        elif listed.intersection(path.parents):
+            advice = (
+                "it stands in another git repository within the project (a submodule), whose files "
+                "a release does not hold; if it is read, copy it into the project"
+            )
+        else:
+            advice = (
+                "git ignores it, and a release holds no ignored file; if it is read, take it out "
+                "of .gitignore"
+            )
         lines.append(f"{path} is not in the wheel, although it stands in the package; {advice}")
     return lines
 
@@ -111,12 +137,23 @@ def git_text(folder: Path, *arguments: str) -> str | None:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
+def _what(path: Path) -> str:
+    """Return the words for something that is no file."""
+    if path.is_symlink():
+        return (
+            "a link to a folder" if path.is_dir() else f"a link to {os.readlink(path)!r}, no file"
+        )
+    return "no plain file but a named pipe, a device or a socket"
+
+
 def _walk(project: Path) -> list[Path]:
+    """Return the files and links below the project; a linked folder is not entered."""
     found: list[Path] = []
     for folder, folders, files in os.walk(project):
         skipped = _CACHES | _NOT_AT_THE_TOP if Path(folder) == project else _CACHES
         folders[:] = [name for name in folders if name not in skipped]
-        found += [Path(folder) / name for name in files]
+        linked = [name for name in folders if (Path(folder) / name).is_symlink()]
+        found += [Path(folder) / name for name in (*files, *linked)]
     return found
 
 
