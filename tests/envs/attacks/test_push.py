@@ -143,7 +143,7 @@ def test_other_bytes_under_a_published_version(place):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bump": "0.0.9"}, r"0\.0\.9 is not above 0\.1\.0"),
+        ({"bump": "0.0.9"}, r"0\.0\.9 is not above 0\.1\.0.*--bump 0\.1\.1$"),
         ({"bump": "0.1.0rc1", "commit": True}, r"0\.1\.0rc1 is not above 0\.1\.0"),
         ({"commit": True}, "give --bump as well"),
         ({"bump": "1.0+mine"}, "without a local part"),
@@ -157,6 +157,12 @@ def test_a_version_that_is_not_above_the_newest(place, options, message):
 def test_a_version_below_the_newest_published(place):
     Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
     refused(place, place / "sorted", RegistryError, r"0\.1\.0 is not above 0\.5\.0, the newest")
+
+
+def test_a_step_that_is_too_small_is_not_advised_again(place):
+    Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
+    message = r"0\.1\.1 is not above 0\.5\.0, the newest .*--bump 0\.5\.1$"
+    refused(place, place / "sorted", RegistryError, message, bump="patch")
 
 
 @pytest.mark.slow

@@ -132,13 +132,14 @@ def bumped(current: str, bump: str) -> str:
     return f"{epoch}{'.'.join(str(number) for number in numbers)}"
 
 
-def require_above(version: str, published: Iterable[str], environment_id: str) -> None:
-    """Raise RegistryError unless `version` is above every published version."""
-    newest = max(published, key=Version, default=None)
+def require_above(version: str, known: Iterable[str], environment_id: str) -> None:
+    """Raise RegistryError unless `version` is above every known version."""
+    newest = max(known, key=Version, default=None)
     if newest is not None and Version(version) <= Version(newest):
+        # Not `--bump patch`, which counts from the project's version and may be what was run.
         raise RegistryError(
-            f"{environment_id} {version} is not above {newest}, the newest published version; "
-            "raise it with telescope env push --bump patch"
+            f"{environment_id} {version} is not above {newest}, the newest version so far; raise "
+            f"it with telescope env push --bump {bumped(newest, 'patch')}"
         )
 
 
