@@ -110,7 +110,7 @@ def test_a_symbolic_link(refused, toy):
 def test_two_files_of_one_name(refused, toy):
     wheel = added(toy, (zipfile.ZipInfo(f"{MODULE}/__INIT__.py"), b"evil = 1\n"))
     assert "same name" in refused(wheel)
-    assert "same name" in refused(wheel.replace(b"__INIT__.py", b"__init__.py"))
+    assert "__init__.py' twice" in refused(wheel.replace(b"__INIT__.py", b"__init__.py"))
 
 
 def test_a_file_that_record_does_not_know(refused, toy, rewrite):

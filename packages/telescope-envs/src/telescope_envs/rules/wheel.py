@@ -190,8 +190,18 @@ def _check_members(archive: zipfile.ZipFile) -> None:
         raise WheelProblem(
             f"unpacks to {size} bytes from {packed_bytes}, which looks like a zip bomb"
         )
-    if len({_as_file(member.orig_filename) for member in members}) < len(members):
-        raise WheelProblem("two of its files have the same name")
+    seen: dict[str, str] = {}
+    for member in members:
+        name = member.orig_filename
+        other = seen.get(_as_file(name))
+        if other is not None:
+            raise WheelProblem(
+                f"contains {name[:_MAX_PATH]!r} twice, under the same name; {AGAIN}"
+                if other == name
+                else f"contains {other[:_MAX_PATH]!r} and {name[:_MAX_PATH]!r}, which are the same "
+                "name on systems where capitals do not count; rename one of them"
+            )
+        seen[_as_file(name)] = name
     for member in members:
         name = member.orig_filename
         is_text = name.isascii() or member.flag_bits & _IS_UTF8
