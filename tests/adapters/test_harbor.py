@@ -44,9 +44,16 @@ def test_a_folder_of_tasks_is_read(tmp_path):
 
 
 def test_marks_for_those_who_look_for_leaks_are_not_sent(tmp_path):
-    for marks in ("<!-- a canary GUID 1 -->\n# Canary 2\n\n", "# canary\n"):
+    for marks in ("<!-- a canary GUID 1 -->\n# Canary 2\n\n", "# canary\n", "\ufeff# canary\n"):
         write_task(tmp_path / "one", more={"instruction.md": f"{marks}# Title\n\n# no canary\n"})
         assert read_tasks(tmp_path)[0].steps[0].instruction == "# Title\n\n# no canary\n"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_task(tmp_path):
+    task, instruction = f"\ufeff{TABLE}", {"instruction.md": "\ufeffCount."}
+    write_task(tmp_path / "one", table=task, more=instruction)
+    (one,) = read_tasks(tmp_path)
+    assert one.steps[0].instruction == "Count."
 
 
 def test_what_is_no_task_is_told(tmp_path):

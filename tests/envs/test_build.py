@@ -15,6 +15,7 @@ from telescope_envs.publish.build import (
     copy_sources,
     left_out,
 )
+from telescope_envs.records.projects import read_datasets
 
 CODE = '"""A toy."""\n\nfrom telescope_core import SingleTurnEnvironment\n'
 PROJECT = """[build-system]
@@ -211,6 +212,17 @@ def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
     with pytest.raises(error, match=f"(?s){message}"):
         build_and_inspect(project, tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
+
+
+def test_a_byte_order_mark_is_refused_where_build_backends_fail_at_it(tmp_path):
+    project = write(tmp_path / "toy", pyproject=f"\ufeff{PROJECT}")
+    with pytest.raises(ConfigError, match=r"pyproject\.toml begins with a byte order mark"):
+        build_wheel(project, tmp_path / "dist")
+
+
+def test_a_byte_order_mark_of_the_list_of_datasets_is_skipped(tmp_path):
+    (tmp_path / "datasets.json").write_text("[]", encoding="utf-8-sig")
+    assert read_datasets(tmp_path) == []
 
 
 def test_a_folder_without_a_project_says_how_to_begin_one(tmp_path):

@@ -1,5 +1,6 @@
 """`telescope.lock`: stable bytes, whole or not at all, and damage is named with its line."""
 
+import codecs
 import threading
 import tomllib
 
@@ -81,6 +82,13 @@ def test_the_nearest_lock_above_is_found_and_is_the_one_to_write(tmp_path):
     assert find_lock(below) == lock_path(below) == tmp_path / "telescope.lock"
     write_lock(tmp_path / "a" / "telescope.lock", Lock())
     assert find_lock(below) == tmp_path / "a" / "telescope.lock"
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    path = tmp_path / "telescope.lock"
+    write_lock(path, Lock().merged([entry()]))
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read_lock(path) == Lock(environments=(entry(),))
 
 
 def test_a_missing_file_is_empty(tmp_path):

@@ -301,6 +301,13 @@ def test_missing_and_broken_files(write, tmp_path):
     assert "cannot be read" in error([tmp_path / "folder.toml"])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.toml", "[body]\nbody = 'b'"), ("a.yaml", "{body: {body: b}}")]
+)
+def test_a_byte_order_mark_is_skipped(write, name, text):
+    assert load([write(f"\ufeff{text}\n", name)]) == Toy(body=Body(body="b"))
+
+
 def test_an_empty_file_says_nothing(write):
     assert load([write("", "a.yaml"), write("")], "--body", "b") == Toy(body=Body(body="b"))
 

@@ -127,8 +127,10 @@ def test_one_edit_is_what_the_table_of_distances_says(one, other):
 
 
 def test_reserved_names_are_read_and_compared_as_package_indexes_do():
-    reserved = parse_reserved("# a comment\nscikit-learn\nEnv # the command\n\n")
+    text = "scikit-learn\n# a comment\nEnv # the command\n\n"
+    reserved = parse_reserved(text)
     assert reserved == {"scikit-learn", "env"}
+    assert parse_reserved(text.encode("utf-8-sig")) == reserved
     assert canonicalize_name("Scikit_Learn") in reserved
 
 

@@ -402,7 +402,7 @@ def require_none(problems: Sequence[str]) -> None:
 
 def _read(folder: Path) -> HarborTask:
     try:
-        text = (folder / "task.toml").read_text(encoding="utf-8")
+        text = (folder / "task.toml").read_text(encoding="utf-8-sig")
         table = _File.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{folder.name}: task.toml cannot be read: {error}") from None
@@ -488,7 +488,7 @@ def _hosts(*levels: _Network) -> tuple[str, ...] | None:
 
 def _instruction(folder: Path) -> str:
     path = folder / "instruction.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8-sig") if path.is_file() else ""
     marked = _CANARY.match(text)
     return text[marked.end() :] if marked else text
 

@@ -328,7 +328,7 @@ def _too_deep(path: Path) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such settings file{_similar_files(path)}") from None
     except UnicodeDecodeError as error:

@@ -121,6 +121,6 @@ def _read_trust(path: Path) -> "ClientTrustConfig":
     from sigstore.models import ClientTrustConfig
 
     try:
-        return ClientTrustConfig.from_json(path.read_text(encoding="utf-8"))
+        return ClientTrustConfig.from_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--trust-config {path}: {error}") from error

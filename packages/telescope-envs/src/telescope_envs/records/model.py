@@ -24,13 +24,18 @@ from telescope_envs.records.names import LARGEST_COUNT, LONGEST_TEXT
 _MAX_DEPTH = 100
 _MAX_INTEGER = 2**63 - 1
 """As TOML requires of its readers; Python cannot even print integers of any size."""
+_BYTE_ORDER_MARK = "\ufeff"
 Document = TypeVar("Document")
 
 
 def read_toml(data: str | bytes) -> dict[str, object]:
-    """Return the tables of a TOML document; raises ValueError with the reason."""
+    """Return the tables of a TOML document; raises ValueError with the reason.
+
+    A byte order mark, with which some editors begin a file, is skipped.
+    """
     toml = import_module("tomllib")  # only now: many commands read nothing but JSON
-    return _read(lambda: toml.loads(data if isinstance(data, str) else data.decode()))
+    text = data if isinstance(data, str) else data.decode()
+    return _read(lambda: toml.loads(text.removeprefix(_BYTE_ORDER_MARK)))
 
 
 def read_json(data: str | bytes) -> object:
@@ -74,10 +79,19 @@ def _inside(value: object) -> Iterator[object]:
 Table = dict[str, object]
 
 
-def read_toml_file(path: Path) -> Table:
-    """Return the tables of a TOML file; raises ConfigError if it cannot be read or parsed."""
+def read_toml_file(path: Path, *, others_read_it: bool = False) -> Table:
+    """Return the tables of a TOML file; raises ConfigError if it cannot be read or parsed.
+
+    With `others_read_it`, a byte order mark is refused, because other programs fail at it.
+    """
     try:
-        return read_toml(read_file(path, follows_link=True))
+        data = read_file(path, follows_link=True)
+        if others_read_it and data.startswith(_BYTE_ORDER_MARK.encode()):
+            raise ConfigError(
+                f"{path} begins with a byte order mark, at which build backends fail; save it as "
+                "UTF-8 without one"
+            )
+        return read_toml(data)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -86,7 +100,7 @@ def read_toml_file(path: Path) -> Table:
 
 def read_pyproject(project: Path) -> Table:
     """Return the tables of the project's pyproject.toml; raises ConfigError if it has none."""
-    return read_toml_file(project / "pyproject.toml")
+    return read_toml_file(project / "pyproject.toml", others_read_it=True)
 
 
 def table_at(document: Table, *names: str, path: Path) -> Table:

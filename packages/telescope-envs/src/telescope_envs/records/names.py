@@ -158,6 +158,7 @@ def same_distribution_ids(environment_id: str) -> list[str]:
 def parse_reserved(data: bytes | str) -> frozenset[str]:
     """Return the names in a `reserved.txt`: one per line; `#` begins a comment."""
     text = data if isinstance(data, str) else data.decode(errors="replace")
+    text = text.removeprefix("\ufeff")  # a byte order mark, which would hide the first name
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return frozenset(canonicalize_name(line) for line in lines if line)
 

@@ -3,6 +3,7 @@
 The table of datasets beside it is read here too. Each command checks the fields that it needs.
 """
 
+import codecs
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,8 @@ def read_datasets(project: Path) -> list[Dataset] | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(read_file(path, follows_link=True), type=list[Dataset])
+        data = read_file(path, follows_link=True).removeprefix(codecs.BOM_UTF8)
+        return msgspec.json.decode(data, type=list[Dataset])
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
     except msgspec.ValidationError as error:
