@@ -57,6 +57,16 @@ def test_a_changed_file(place):
     refused(place, place / "sorted", ConfigError, r"differs from its commit: README\.md; commit")
 
 
+@pytest.mark.parametrize("attest", ["auto", "never"])
+@pytest.mark.parametrize(("text", "message"), [(None, "No such file"), ("{", "Expecting property")])
+def test_a_trust_configuration_that_cannot_be_read(place, tmp_path, text, message, attest):
+    path = tmp_path / "trust.json"
+    if text is not None:
+        path.write_text(text)
+    options = {"trust_config": path, "attest": attest, "dry_run": True}
+    refused(place, place / "sorted", ConfigError, f"--trust-config {path}: .*{message}", **options)
+
+
 def test_a_file_that_git_does_not_know(place):
     (place / "sorted" / "src" / MODULE / "extra.py").write_text("")
     refused(place, place / "sorted", ConfigError, r"differs from its commit: .*extra\.py")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.install.attestations import INSTALL_HINT, statement_of
-from telescope_envs.records.files import sha256_of
+from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.release import Release
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ class Attestation:
         """Return `release` with the digest of the bundle."""
         digest = sha256_of(self.data) if self.data else ""
         return release.changed(attestation_sha256=digest)
+
+
+def require_trust_config(path: Path) -> None:
+    """Raise ConfigError unless the file is JSON, also where nothing will be signed."""
+    try:
+        json.loads(read_file(path, follows_link=True))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"--trust-config {path}: {error}; give the client trust configuration of a Sigstore "
+            "instance, a JSON file"
+        ) from None
 
 
 def attest_wheel(

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError
-from telescope_envs.publish.attesting import AttestMode, attest_wheel
+from telescope_envs.publish.attesting import AttestMode, attest_wheel, require_trust_config
 from telescope_envs.publish.build import build_and_inspect, copy_sources
 from telescope_envs.publish.release import (
     declared_datasets,
@@ -103,6 +103,8 @@ def push(project: Path, options: PushOptions) -> PushResult:
     """Publish `project`; a check that fails raises before anything has changed."""
     if options.commit and not options.bump:
         raise ConfigError("--commit commits the version that --bump raises; give --bump as well")
+    if options.trust_config is not None:
+        require_trust_config(options.trust_config)
     require_project(project)
     source = committed_source(project, allow_no_git=options.allow_no_git)
     at = f"commit {source.commit[:12]}, clean" if source.commit else "not in git"
