@@ -122,8 +122,9 @@ def test_who_is_asked_and_says_no_publishes_nothing(place, project):
 
 def test_the_command_to_install_what_was_pushed_names_the_registry(place, project, capfd):
     registry = str(place / "registry")
+    options = ("--registry", registry, "--bump", "1.0.0", "--commit", "--yes")
     with pytest.raises(SystemExit) as ended:
-        main(["env", "push", str(project), "--registry", registry, "--bump", "1.0.0", "--commit"])
+        main(["env", "push", str(project), *options])
     said = capfd.readouterr()
     assert ended.value.code == 0, said.err
     assert f"telescope env install acme/sorted --registry {registry}\n" in said.out

@@ -19,6 +19,7 @@ from tests.envs.authors import (
 )
 from tests.envs.projects import toy_publication, write_registry
 
+from telescope_cli.main import main
 from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.publish.release import (
     require_own_name,
@@ -173,6 +174,15 @@ def test_a_step_that_is_too_small_is_not_advised_again(place):
     Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
     message = r"0\.1\.1 is not above 0\.5\.0, the newest .*--bump 0\.5\.1$"
     refused(place, place / "sorted", RegistryError, message, bump="patch")
+
+
+def test_a_push_that_nobody_can_be_asked_about(place, capsys):
+    before = tree(place)
+    with pytest.raises(SystemExit) as ended:
+        main(["env", "push", str(place / "sorted"), "--registry", str(place / "registry")])
+    assert ended.value.code
+    assert "standard input is no terminal; add --yes" in capsys.readouterr().err
+    assert tree(place) == before
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_a_lock(place: Path, attempt) -> None:
 READS_PROJECT = (
     ("env", "link", "project"),
     ("env", "push", "project", "--allow-no-git", "--dry-run"),
-    ("env", "push", "project", "--allow-no-git", "--bump", "minor"),
+    ("env", "push", "project", "--allow-no-git", "--bump", "minor", "--yes"),
     ("env", "info", "acme/toy"),
     ("env", "verify", "acme/toy"),
     ("env", "list"),

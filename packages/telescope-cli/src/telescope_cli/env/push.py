@@ -10,6 +10,7 @@ import typer
 
 from telescope_cli.env.options import FixtureRowsOption, JsonOption, RegistryOption, progress
 from telescope_cli.env.project import ProjectArgument
+from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.attesting import AttestMode
 from telescope_envs.publish.push import PushOptions, PushResult, PushState
 from telescope_envs.publish.push import push as push_project
@@ -49,8 +50,15 @@ def push(
 ) -> None:
     """Publish a project: build, check, validate, upload, and add it to the index.
 
+    Where standard input is no terminal, nobody can be asked for confirmation, so --yes is needed.
+
     Example: telescope env push ./sort-words --bump minor --commit
     """
+    if not (yes or dry_run or sys.stdin.isatty()):
+        raise ConfigError(
+            "nobody can be asked whether to publish, because standard input is no terminal; add "
+            "--yes to publish, or --dry-run to see what would be published"
+        )
     options = PushOptions(
         registry=registry,
         dry_run=dry_run,
@@ -62,7 +70,7 @@ def push(
         attest=attest,
         trust_config=trust_config,
         progress=progress,
-        confirm=_ask if not yes and sys.stdin.isatty() else lambda question: True,
+        confirm=(lambda question: True) if yes else _ask,
     )
     result = push_project(project, options)
     if as_json:
