@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import tarfile
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,6 +29,36 @@ def tiny_wheel(name: str, version: str, needs: tuple[str, ...] = (), code: str =
     return packed.getvalue()
 
 
+_BACKEND = """
+import pathlib
+NAME = {name!r}
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    pathlib.Path(folder, NAME).write_bytes({wheel!r})
+    return NAME
+"""
+
+
+def tiny_source(name: str, version: str) -> bytes:
+    """Return a source distribution that builds itself, without any other package."""
+    module = name.replace("-", "_")
+    wheel = tiny_wheel(name, version, code="built = True\n")
+    about = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n"
+    files = {
+        "PKG-INFO": about,
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\n'
+        'backend-path = ["."]\n'
+        f'[project]\nname = "{name}"\nversion = "{version}"\n',
+        "own.py": _BACKEND.format(name=f"{module}-{version}-py3-none-any.whl", wheel=wheel),
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for path, text in files.items():
+            info = tarfile.TarInfo(f"{module}-{version}/{path}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
 @dataclass
 class PackageIndex:
     """What is on the index, and what was asked of it."""
@@ -44,6 +75,10 @@ class PackageIndex:
         wheel = tiny_wheel(name, version, needs, code)
         self.files[f"{name.replace('-', '_')}-{version}-py3-none-any.whl"] = wheel
         return wheel
+
+    def add_source(self, name: str, version: str) -> None:
+        """Put a tiny source distribution on it."""
+        self.files[f"{name.replace('-', '_')}-{version}.tar.gz"] = tiny_source(name, version)
 
     def answer(self, path: str) -> bytes | None:
         """Return a file, or the page of a project."""

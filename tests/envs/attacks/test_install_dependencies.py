@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,39 @@ def test_a_source_distribution_is_refused_where_wheels_are_required(publish, hom
         install(publish("only-source"), "toy", options=options)
     assert_nothing_installed(home, options)
     assert not [path for path in index.asked if "files" in path], "it was not fetched"
+
+
+@pytest.mark.parametrize(
+    ("sources", "wheels", "need", "version"),
+    [
+        (["1.0"], ["2.0"], "helper-of-toy", "2.0"),
+        (["1.0", "2.0"], ["2.0"], "helper-of-toy", "2.0"),
+        (["1.0", "2.0"], ["1.0"], "helper-of-toy", "2.0, built"),
+        (["1.0"], [], "helper-of-toy", "1.0, built"),
+        (["1.0"], ["2.0"], "helper-of-toy<2", "1.0, built"),
+    ],
+    ids=[
+        "newest-is-a-wheel",
+        "newest-is-both",
+        "newest-is-source",
+        "only-source",
+        "need-is-source",
+    ],
+)
+def test_what_may_be_built_is_built_only_where_it_has_no_wheel(
+    publish, home, options, index, sources, wheels, need, version
+):
+    for one in sources:
+        index.add_source("helper-of-toy", one)
+    for one in wheels:
+        index.add("helper-of-toy", one)
+    allowed = replace(options, allow_sdist=("helper_of_toy",))
+    install(publish(need), "toy", options=allowed)
+    (site_packages,) = (home / "venvs").glob("*/lib/*/site-packages")
+    (found,) = site_packages.glob("helper_of_toy-*.dist-info")
+    is_built = "built" in (site_packages / "helper_of_toy.py").read_text()
+    number = found.name.removesuffix(".dist-info").partition("-")[2]
+    assert number + ", built" * is_built == version
 
 
 @pytest.mark.parametrize("cut", ["/simple/helper", "/files/helper"])

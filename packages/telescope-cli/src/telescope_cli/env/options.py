@@ -29,7 +29,7 @@ AllowSdistOption = Annotated[
     typer.Option(
         "--allow-sdist",
         metavar="PACKAGE,...",
-        help="Build these dependencies from source, which runs their code during installation.",
+        help="Build these dependencies where they have no wheel, which runs their code.",
     ),
 ]
 TriedArgument = Annotated[

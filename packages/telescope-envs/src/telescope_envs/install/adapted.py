@@ -335,14 +335,20 @@ def environment_for(
             scratch, uv = folder.with_name(f".building-{folder.name}"), Uv()
             with new_folder(folder, scratch):
                 uv.make_venv(scratch, moves=True)
+                python = str(scratch / "bin" / "python")
+                sources = [one.name for one in given if one.is_source]
                 arguments = [
-                    *("pip", "install", "--python", str(scratch / "bin" / "python")),
-                    *wheels_only([*(one.name for one in given if one.is_source), *allow_sdist]),
+                    *("pip", "install", "--python", python),
                     # Else uv takes what it built of a folder before its files changed.
                     *(part for name in may_change for part in ("--refresh-package", name)),
                 ]
-                uv.run_cache_first(
-                    [*arguments, *needs], failure=f"{', '.join(packages)} cannot be installed"
+                failure = f"{', '.join(packages)} cannot be installed"
+                uv.run_building(
+                    lambda built: uv.run_cache_first(
+                        [*arguments, *wheels_only([*sources, *built]), *needs], failure=failure
+                    ),
+                    allow_sdist,
+                    python=python,
                 )
                 for name in own:
                     link_distribution(distribution(name), site_packages(scratch))

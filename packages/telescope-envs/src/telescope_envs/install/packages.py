@@ -74,14 +74,18 @@ def install_requirements(
     with tempfile.TemporaryDirectory() as scratch:
         constraints = Path(scratch) / "installed.txt"
         constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
+        arguments = ["install", "--constraints", str(constraints)]
+        failure = (
+            f"{needed_by} needs {', '.join(requirements)}, which cannot be installed alongside the "
+            "packages that are installed now"
+        )
         try:
-            _here(
-                [
-                    *("install", "--constraints", str(constraints), *wheels_only(allow_sdist)),
-                    *requirements,
-                ],
-                failure=f"{needed_by} needs {', '.join(requirements)}, which cannot be installed "
-                "alongside the packages that are installed now",
+            Uv().run_building(
+                lambda built: _here(
+                    [*arguments, *wheels_only(built), *requirements], failure=failure
+                ),
+                allow_sdist,
+                python=sys.executable,
             )
         except EnvironmentLoadError as error:
             raise lacks_wheel(str(error), needed_by) or error from None

@@ -69,12 +69,16 @@ def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> t
             *("pip", "compile", str(wanted), "--output-file", str(chosen), "--quiet"),
             *("--universal", "--python", sys.executable, "--python-version", python_version()),
             *("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"),
-            *("--no-emit-find-links", *wheels_only(options.allow_sdist)),
+            "--no-emit-find-links",
         ]
         failure = f"the dependencies of {release.id} {release.version} cannot be locked"
         # From the index, not uv's cache: a cache knows only the hashes of this platform's wheels.
         try:
-            uv.run(arguments, failure=failure)
+            uv.run_building(
+                lambda built: uv.run([*arguments, *wheels_only(built)], failure=failure),
+                options.allow_sdist,
+                python=sys.executable,
+            )
         except EnvironmentLoadError as error:
             raise _explained(error, release.id, options) from None
         lines = _lines(chosen.read_text(), release.id)
@@ -109,13 +113,18 @@ def install_requirements(
         listed.write_text("".join(f"{line}\n" for line in lines))
         arguments = [
             *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
-            *("--require-hashes", "--no-deps", *wheels_only(options.allow_sdist)),
+            *("--require-hashes", "--no-deps"),
             *("--requirements", str(listed)),
             *(brought_wheels(lines) if options.offline and options.wheels is None else ()),
         ]
         failure = f"the dependencies of {needed_by} cannot be installed"
         try:
-            uv.run_cache_first(arguments, failure=failure)
+            uv.run_building(
+                lambda built: uv.run_cache_first(
+                    [*arguments, *wheels_only(built)], failure=failure
+                ),
+                options.allow_sdist,
+            )
         except EnvironmentLoadError as error:
             raise _explained(error, needed_by, options) from None
 

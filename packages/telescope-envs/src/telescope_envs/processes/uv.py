@@ -9,11 +9,13 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import uv
+from packaging.utils import canonicalize_name
 
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.processes.running import run_program
@@ -170,6 +172,54 @@ class Uv:
                 pass
         return self.run(arguments, failure=failure)
 
+    def run_building(
+        self,
+        run: Callable[[Sequence[str]], object],
+        allow_sdist: Sequence[str],
+        *,
+        python: str | None = None,
+    ) -> None:
+        """Call `run` with those of `allow_sdist` that have to be built, for `wheels_only`.
+
+        uv has no option for "wheels, and source where there is none": what may be built may have no
+        wheel, so a package with wheels alone would be an old version or none. With `python`, for
+        which versions are chosen, packages whose newest version has no wheel are built at once.
+        Others follow when uv says that it needs them.
+        """
+        built = [name for name in allow_sdist if python and not self._has_wheel(name, python)]
+        while True:
+            try:
+                run(built)
+            except EnvironmentLoadError as error:
+                found = {canonicalize_name(a or b) for a, b in _NO_WHEEL.findall(str(error))}
+                more = [name for name in allow_sdist if canonicalize_name(name) in found]
+                if not set(more) - set(built):
+                    raise
+                built += [name for name in more if name not in built]
+            else:
+                return
+
+    def _has_wheel(self, name: str, python: str) -> bool:
+        """Return whether the newest version of the package that suits `python` has a wheel."""
+        newest = self._chosen(name, python, wheels_only(()))
+        if newest is None:
+            return False
+        return self._chosen(f"{name}>{newest}", python, wheels_only((name,))) is None
+
+    def _chosen(self, requirement: str, python: str, options: Sequence[str]) -> str | None:
+        """Return the version that uv chooses for a requirement; None if there is none."""
+        with tempfile.TemporaryDirectory() as scratch:
+            wanted = Path(scratch) / "wanted.in"
+            wanted.write_text(f"{requirement}\n")
+            arguments = ["pip", "compile", str(wanted), "--python", python, "--no-deps", "--quiet"]
+            try:
+                said = self.run(
+                    [*arguments, "--no-header", "--no-annotate", *options], failure=requirement
+                )
+            except EnvironmentLoadError:
+                return None
+        return said.strip().partition("==")[2] or None
+
     def _options(self) -> list[str]:
         if self.wheels is not None:
             found = str(self.wheels.absolute())
@@ -200,6 +250,9 @@ def lacks_wheel(said: str, needed_by: str) -> EnvironmentLoadError | None:
 
 
 def wheels_only(allow_sdist: Sequence[str]) -> list[str]:
-    """Return the options of uv and pip that refuse to build anything but `allow_sdist`."""
+    """Return the options of uv and pip that refuse to build anything but `allow_sdist`.
+
+    No wheel of those is used; `Uv.run_building` names only those that need it.
+    """
     exceptions = [part for name in allow_sdist for part in ("--no-binary", name)]
     return ["--only-binary", ":all:", *exceptions]

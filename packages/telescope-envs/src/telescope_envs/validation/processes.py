@@ -255,16 +255,21 @@ def prepare_place(
     interpreter = sys.executable
     if missing_requirements(needs):
         try:
-            arguments = [*wheels_only(allow_sdist), *direct_needs(needs)]
-            interpreter = str(_venv_with(arguments, scratch / "venv", needed_by=subject.label))
+            venv = scratch / "venv"
+            needed = direct_needs(needs)
+            interpreter = str(
+                _venv_with(needed, venv, needed_by=subject.label, allow_sdist=allow_sdist)
+            )
         except TelescopeError as error:
             findings.found(_CHECK, str(error))
             return None
     return ProbePlace(interpreter=interpreter, search_path=(str(unpacked),), scratch=scratch)
 
 
-def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:
-    """Create a virtual environment with `needs`, as arguments of uv; returns its interpreter."""
+def _venv_with(
+    needs: Sequence[str], folder: Path, *, needed_by: str, allow_sdist: Sequence[str]
+) -> Path:
+    """Create a virtual environment with `needs`; returns its interpreter."""
     uv = Uv()
     uv.make_venv(folder)
     python = python_of(folder)
@@ -272,9 +277,16 @@ def _venv_with(needs: Sequence[str], folder: Path, *, needed_by: str) -> Path:
     constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
     arguments = [
         *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
-        *("--constraints", str(constraints), *needs),
+        *("--constraints", str(constraints)),
     ]
-    uv.run_cache_first(arguments, failure=f"the dependencies of {needed_by} cannot be installed")
+    failure = f"the dependencies of {needed_by} cannot be installed"
+    uv.run_building(
+        lambda built: uv.run_cache_first(
+            [*arguments, *wheels_only(built), *needs], failure=failure
+        ),
+        allow_sdist,
+        python=str(python),
+    )
     link_distribution(distribution(CORE), site_packages(folder))
     link_byte_code(site_packages(folder))
     return python
