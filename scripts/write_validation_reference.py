@@ -37,8 +37,9 @@ first; of an installed environment, those that its release was published with.""
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
 (`--examples`, 16 of each split) gets its gold answer and eleven texts that are no answer; the first
-two of each split get a million characters as well. The first four are played again, there and in
-a second process, and then all of them 64 at a time with answers of uneven delay.
+two of each split get a million characters as well. The first four are played again in another
+order, there and in a second process, and then all of them 64 at a time with answers of uneven
+delay.
 
 Where there are group rewards, answers to the first example are also scored as one group, with
 duplicates, and once more in another order: the first must not raise (`reward.plays`) or leave the

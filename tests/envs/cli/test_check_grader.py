@@ -79,7 +79,9 @@ def test_words_are_no_mathematics_and_it_is_said(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", ["7", "-12", "3/4", "2.5", "x+1", "(1, 2)", "7\\text{ km}", "0"])
+@pytest.mark.parametrize(
+    "answer", ["7", "-12", "1,000", "3/4", "2.5", "x+1", "(1, 2)", "17\\text{ km}", "50\\%", "0"]
+)
 def test_near_answers_are_worth_something_else(answer):
     from telescope_core.graders.mathematics import MathGrader
 

@@ -78,6 +78,27 @@ class DropsWhatStandsBehind(Sums):
         return float(re.sub(r"[a-z\\ ]+$", "", said) == example.answer)
 
 
+class PaysAPart(Sums):
+    """Takes what stands somewhere in the right answer for it."""
+
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text[-100:].rpartition("<answer>")[2].removesuffix("</answer>")
+        return float(said != "" and said in example.answer)
+
+
+class RemembersTheLast(Sums):
+    """Pays a right answer only after a wrong one."""
+
+    was_right = False
+
+    @reward
+    def correct(self, rollout, example):
+        right = rollout.completion_text == f"<answer>{example.answer}</answer>"
+        before, self.was_right = self.was_right, right
+        return float(right and not before)
+
+
 class PaysForm(Sums):
     @reward
     def correct(self, rollout, example):
@@ -216,6 +237,8 @@ FAULTS = {
     PaysEcho: ["reward.echo"],
     PaysLength: ["reward.huge", "reward.near_gold"],
     DropsWhatStandsBehind: ["reward.near_gold"],
+    PaysAPart: ["reward.near_gold"],
+    RemembersTheLast: ["reward.deterministic"],
     PaysForm: ["reward.other_gold", "reward.special_values", "reward.format_only"],
     PaysAnyWords: ["reward.echo", "reward.other_gold", "reward.random_words", "reward.huge"],
     PaysControlCharacters: ["reward.unicode"],

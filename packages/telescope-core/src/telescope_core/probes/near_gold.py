@@ -36,6 +36,7 @@ NEAR_GOLD = {
     "other_constant": "times pi",
     "other_order": "its parts, or digits, in another order",
     "off_by_one": "one more",
+    "digits_alone": "its digits without the first",
 }
 """Kinds of answers close to the right one, and what was changed in each."""
 _SHORT = 200
@@ -93,6 +94,8 @@ def _near_number(amount: Amount) -> dict[str, str]:
         found["other_factor"] = _number(2 * value)
         found["other_unit"] = f"{_number(value)} thousand"
     digits = str(abs(value.numerator))
+    if value.denominator == 1 and len(digits) > 1:
+        found["digits_alone"] = digits[1:]  # a part of the right text
     if value.denominator == 1 and (other := digits[::-1]) != digits and digits[-1] != "0":
         found["other_order"] = f"{'-' if value < 0 else ''}{other}"
     if value.denominator > 1 and value.numerator not in (0, value.denominator):

@@ -236,9 +236,13 @@ def _rewards_of_answers(group: Sequence[Rollout]) -> dict[str, list[float]]:
 
 
 def _again(tries: Sequence[Try]) -> list[Try]:
-    """Return the tries with the first examples of each split, except huge answers."""
+    """Return the tries with the first examples of each split, except huge answers.
+
+    They are in another order, so that a reward which depends on the rollout before is different.
+    """
     head = [attempt for attempt in tries if attempt.asked.index < _NUM_REPEATED]
-    return [attempt for attempt in head if attempt.kind not in HUGE]
+    same = [attempt for attempt in head if attempt.kind not in HUGE]
+    return sorted(same, key=lambda attempt: attempt.kind)
 
 
 def _hand_over(played: Sequence[Played], answers: Answers) -> None:
