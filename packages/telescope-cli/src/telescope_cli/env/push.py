@@ -29,7 +29,7 @@ def push(
     commit: Annotated[
         bool, typer.Option("--commit", help="Commit the raised version to git.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Publish without asking.")] = False,
     attest: Annotated[
         AttestMode, typer.Option("--attest", help="Sign with Sigstore as this CI job.")
     ] = AttestMode.AUTO,
@@ -50,14 +50,11 @@ def push(
 ) -> None:
     """Publish a project: build, check, validate, upload, and add it to the index.
 
-    Where standard input is no terminal, nobody can be asked for confirmation, so --yes is needed.
-
     Example: telescope env push ./sort-words --bump minor --commit
     """
     if not (yes or dry_run or sys.stdin.isatty()):
         raise ConfigError(
-            "nobody can be asked whether to publish, because standard input is no terminal; add "
-            "--yes to publish, or --dry-run to see what would be published"
+            "nobody can be asked: standard input is no terminal; add --yes to publish, or --dry-run"
         )
     options = PushOptions(
         registry=registry,
