@@ -177,7 +177,7 @@ class Uv:
         run: Callable[[Sequence[str]], object],
         allow_sdist: Sequence[str],
         *,
-        python: str | None = None,
+        python: str = "",
     ) -> None:
         """Call `run` with those of `allow_sdist` that have to be built, for `wheels_only`.
 
@@ -186,7 +186,11 @@ class Uv:
         which versions are chosen, packages whose newest version has no wheel are built at once.
         Others follow when uv says that it needs them.
         """
-        built = [name for name in allow_sdist if python and not self._has_wheel(name, python)]
+        built: list[str] = []
+        for name in allow_sdist if python else ():
+            newest = self._chosen(name, python, wheels_only(()))
+            if newest is None or self._chosen(f"{name}>{newest}", python, wheels_only((name,))):
+                built.append(name)
         while True:
             try:
                 run(built)
@@ -198,13 +202,6 @@ class Uv:
                 built += [name for name in more if name not in built]
             else:
                 return
-
-    def _has_wheel(self, name: str, python: str) -> bool:
-        """Return whether the newest version of the package that suits `python` has a wheel."""
-        newest = self._chosen(name, python, wheels_only(()))
-        if newest is None:
-            return False
-        return self._chosen(f"{name}>{newest}", python, wheels_only((name,))) is None
 
     def _chosen(self, requirement: str, python: str, options: Sequence[str]) -> str | None:
         """Return the version that uv chooses for a requirement; None if there is none."""
