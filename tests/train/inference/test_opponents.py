@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -266,3 +267,20 @@ async def test_a_resume_gives_each_server_the_version_that_it_held(
     assert await run._restore(resources) == step
     assert (weights.sent, weights.live) == (sent, step)
     assert len(warnings) == num_warnings
+
+
+@pytest.mark.parametrize("model_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_new_run_publishes_weights_that_were_rounded_more_than_servers_round_them(
+    model_dtype, dtype
+):
+    weights, published = Weights(), []
+    weights.publish = AsyncMock(side_effect=published.append)
+    prepared = SimpleNamespace(
+        resume=None,
+        config=SimpleNamespace(model=SimpleNamespace(model_dtype=model_dtype)),
+        dtype=dtype,
+    )
+    policies = SimpleNamespace(opponents=None, publisher=weights)
+    assert await run._restore(SimpleNamespace(prepared=prepared, policies=policies)) == 0
+    assert published == ([0] if (model_dtype, dtype) == ("bfloat16", "float32") else [])

@@ -502,10 +502,14 @@ def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:
 
 async def _restore(resources: Resources) -> WeightVersion:
     """Load the initial weights into ranks and servers; returns their version."""
-    resume, opponents = resources.prepared.resume, resources.policies.opponents
+    prepared, opponents = resources.prepared, resources.policies.opponents
+    resume, publisher = prepared.resume, resources.policies.publisher
     if resume is None:
+        if prepared.config.model.model_dtype == "bfloat16" and prepared.dtype == "float32":
+            # Servers read the files as they are; the trainer has rounded what they hold.
+            await publisher.publish(0)
         return 0
-    ranks, publisher = resources.processes.ranks, resources.policies.publisher
+    ranks = resources.processes.ranks
     how = by_moving_it if resume.is_same_run else by_its_path
 
     async def go_to(checkpoint: RunCheckpoint) -> None:

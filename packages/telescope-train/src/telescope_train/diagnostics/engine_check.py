@@ -66,7 +66,8 @@ async def check_engine(
         unit="nats on average",
         remedy="the servers sample from another model than the one in training, or not with the "
         "log-probs that they report; compare model, chat_template and mixed_precision_dtype of "
-        "the two",
+        "the two, and with use_lora set model_dtype to the type in the model's files: servers hold "
+        "the frozen weights as they are there",
     ).require()
 
 
