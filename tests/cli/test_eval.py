@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -12,7 +13,8 @@ from tests.cli.echo import BROKEN, ENVIRONMENT, NAMES, models, telescope
 from tests.ports import free_port
 from tests.ui.recorded import kill
 
-from telescope_core.evals import read_result, write_result
+from telescope_core.errors import NoRoomError
+from telescope_core.evals import EvalFolder, read_result, write_result
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.types import RolloutStatus
 
@@ -222,6 +224,18 @@ def test_resume_plays_the_rest(endpoint, place, capsys):
     assert telescope(*command, "--output", "out") == 2
     assert telescope(*command, "--seed", 1, "--output", "out", "--resume") == 2
     assert "seed" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_eval_on_a_full_disk_says_how_to_go_on(endpoint, place, capsys, monkeypatch):
+    url, _ = endpoint
+    command = ("echo_env:Echo", "--base-url", url, "--examples", 2, "--output", "out")
+    with monkeypatch.context() as full:
+        full.setattr(EvalFolder, "append", Mock(side_effect=NoRoomError("the disk is full")))
+        assert telescope(*command) == 1
+    assert "the disk is full. Finished rollouts are in out" in capsys.readouterr().err
+    assert telescope(*command, "--resume") == 0
+    assert read_result(place / "out").num_scored == 8
 
 
 @pytest.mark.slow

@@ -68,13 +68,19 @@ def test_without_a_checkpoint_the_words_do_not_promise_one(config: TrainConfig) 
     assert list(checkpoints_folder(config).iterdir()) == []
 
 
-def test_a_death_says_where_the_run_stood(config: TrainConfig) -> None:
-    folder = begun(config, saved=4)
-    ended = end_early(config, folder, ProcessDiedError("Ray's raylet died"))
-    assert isinstance(ended, ProcessDiedError)
+@pytest.mark.parametrize("kind", [ProcessDiedError, NoRoomError])
+@pytest.mark.parametrize(
+    ("saved", "advice"), [(4, ("step 4", "--resume")), (None, ("--resume-if-saved",))]
+)
+def test_an_end_that_is_nobodys_choice_says_where_the_run_stood_and_how_to_go_on(
+    config: TrainConfig, kind, saved, advice
+) -> None:
+    folder = begun(config, saved=saved)
+    ended = end_early(config, folder, kind("it broke"))
+    assert type(ended) is kind
     assert folder.info().state is RunState.FAILED
-    assert "Ray's raylet died" in folder.info().reason
-    for part in ("Ray's raylet died", "step 5", "step 4", "--resume"):
+    assert "it broke" in folder.info().reason
+    for part in ("it broke", "step 5", *advice):
         assert part in str(ended)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.errors import ConfigError, EnvironmentLoadError, NoRoomError
 from telescope_core.records import RunFolder
 from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
@@ -337,17 +337,32 @@ def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_gpu_without_memory_says_what_needs_less(config_file, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 is full."),
+            GpuMemoryError,
+            "the trainer ran out of GPU memory: Tried to allocate 9 GiB. GPU 0 is full; set "
+            "gradient_checkpointing = true; no checkpoint was saved",
+        ),
+        (
+            NoRoomError("the disk is full"),
+            NoRoomError,
+            "the disk is full; no checkpoint was saved",
+        ),
+    ],
+)
+def test_where_room_is_missing_is_said_what_needs_less_and_how_to_go_on(
+    config_file, tmp_path, monkeypatch, error, kind, text
+):
     def fails(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 is full.")
+        raise error
 
     monkeypatch.setattr(TrainerWorker, "train_minibatches", fails)
-    with pytest.raises(GpuMemoryError) as caught:
+    with pytest.raises(kind) as caught:
         run_sft(load_sft_config([config_file], ["--gradient_checkpointing", "false"]))
-    assert str(caught.value).startswith(
-        "the trainer ran out of GPU memory: Tried to allocate 9 GiB. GPU 0 is full; set "
-        "gradient_checkpointing = true; no checkpoint was saved"
-    )
+    assert str(caught.value).startswith(text)
     assert RunFolder.open(tmp_path / "warm-log").info().state == "failed"
 
 

@@ -42,8 +42,9 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     _LOGGER.info("the run has failed: %s", reason, extra={SHOWN_AS: "error"})
     with suppress(OSError, NoRoomError):
         folder.fail(reason)
-    if isinstance(error, ProcessDiedError):
-        return ProcessDiedError(f"{error}. {_ended(config, folder)}")
+    if isinstance(error, ProcessDiedError | NoRoomError):
+        kind = ProcessDiedError if isinstance(error, ProcessDiedError) else NoRoomError
+        return kind(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
         trainer, megatron, inference = config.trainer, config.megatron, config.inference
         advice = smaller_rank(trainer, megatron, shares_gpu=inference.shares_gpu, in_step=True)

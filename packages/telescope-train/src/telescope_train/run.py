@@ -135,8 +135,10 @@ def _recorded_run(prepared: Prepared) -> dict[str, Any]:
             require_disjoint(summary)
             folder.finish()
         except (OSError, TelescopeError) as error:
-            end_early(config, folder, error)
-            raise
+            ended = end_early(config, folder, error)
+            if ended is error:
+                raise
+            raise ended from error
         write_train_report(folder)
         print_summary(summary)
     return summary

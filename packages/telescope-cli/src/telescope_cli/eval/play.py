@@ -263,12 +263,14 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
 
 @contextmanager
 def _resumable(path: Path) -> Generator[None, None, None]:
-    """After a signal, print what is kept and how to continue."""
+    """After a signal or on a full disk, print what is kept and how to continue."""
+    kept = (
+        f"Finished rollouts are in {path}; repeat the command with --output {quote(str(path))} "
+        "--resume to continue"
+    )
     try:
         yield
     except Interrupted as error:
-        raise Interrupted(
-            error.number,
-            f"{error}. Finished rollouts are in {path}; repeat the command with "
-            f"--output {quote(str(path))} --resume to continue",
-        ) from error
+        raise Interrupted(error.number, f"{error}. {kept}") from error
+    except NoRoomError as error:
+        raise NoRoomError(f"{error}. {kept}") from error

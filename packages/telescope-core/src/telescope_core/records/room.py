@@ -54,8 +54,7 @@ def lack_of_room(
     return NoRoomError(
         f"cannot write {path}: {_NO_ROOM[code or errno.ENOSPC]} ({_size(free_bytes)} are free in "
         f"{os.path.abspath(folder)}{needed}). Nothing there is half written. Make room, for "
-        "example by removing checkpoints that nobody needs, and go on: for `telescope train`, with "
-        "--resume"
+        "example by removing checkpoints that nobody needs"
     )
 
 

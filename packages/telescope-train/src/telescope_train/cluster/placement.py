@@ -224,8 +224,7 @@ def reserve(request: RoomRequest, *, deadline_s: float) -> Room:
         if not living_nodes():
             raise ConfigError(
                 "no node of the Ray cluster is alive: Ray's own processes (raylet, gcs_server) "
-                "have died; look into the kernel log (out of memory?), and start the run again "
-                "with --resume"
+                "have died; look into the kernel log (out of memory?), and start the run again"
             )
         raise ConfigError(
             f"the Ray cluster had no room for {request.shortage()} within {deadline_s:g} s. It has "

@@ -132,7 +132,7 @@ def _run_sft(
     save_resolved(config, folder / "config.json")
     run = RunFolder.begin(folder, name=output.name)
     try:
-        with no_half_checkpoints(config), _advising_on_memory(config):
+        with no_half_checkpoints(config), _advising_on_room(config):
             interruptible.run(_train_and_export(config, samples, point, output.absolute(), on_row))
     except BaseException as error:
         with interrupts.held(), suppress(OSError, NoRoomError):
@@ -146,10 +146,12 @@ def _run_sft(
 
 
 @contextmanager
-def _advising_on_memory(config: SftConfig) -> Iterator[None]:
-    """Say what to change, and how to go on, where a rank runs out of GPU memory."""
+def _advising_on_room(config: SftConfig) -> Iterator[None]:
+    """Say what to change, and how to go on, where GPU memory or room on a disk is missing."""
     try:
         yield
+    except NoRoomError as error:
+        raise NoRoomError(ended_text(config, f"{error}")) from error
     except (GpuMemoryError, torch.OutOfMemoryError) as error:
         is_told = isinstance(error, GpuMemoryError)
         told = error if is_told else GpuMemoryError.of("the trainer", error)

@@ -163,8 +163,7 @@ def _faults_of_ray(process: str) -> Iterator[None]:
         if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
             raise NoRoomError(
                 f"Ray has no room for a batch or an answer of {process}: {why}; free space in the "
-                "folder of Ray's session (/tmp, unless the cluster was started with another one), "
-                "and continue with --resume"
+                "folder of Ray's session (/tmp, unless the cluster was started with another one)"
             ) from None
         if not isinstance(cause, RayError):
             raise
