@@ -1,13 +1,14 @@
 """How a run ends before its last step: what its folder says, and what a person is told."""
 
 import errno
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 from telescope_core.base.interrupts import Interrupted
-from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError
+from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.room import room_for
 from telescope_train.backends.protocol import GpuMemoryError
@@ -104,6 +105,21 @@ def test_a_gpu_without_memory_says_what_needs_less(config: TrainConfig, settings
     assert f"ran out of GPU memory; {advice}" in str(ended)
     assert ". The run ended at step 5; step 4 is saved in " in str(ended)
     assert folder.info().reason == "stopped: trainer rank 0 ran out of GPU memory"
+
+
+@pytest.mark.parametrize("error", [OSError("no such file"), NoRoomError("full"), TypeError("x")])
+def test_a_removed_folder_is_told_instead_of_what_failed_without_it(
+    config: TrainConfig, error
+) -> None:
+    folder = begun(config, saved=4)
+    shutil.rmtree(folder.path)
+    with pytest.raises(TelescopeError, match="is gone") as caught:
+        end_early(config, folder, error)
+    assert str(folder.path) in str(caught.value)
+    assert isinstance(end_early(config, folder, Interrupted(signal.SIGTERM)), Interrupted)
+    folder.log_metrics({"step": 6})
+    with pytest.raises(TelescopeError, match="is gone"):
+        folder.finish()
 
 
 def test_what_is_closed_on_a_full_disk_does_not_hide_the_first_error(config: TrainConfig) -> None:

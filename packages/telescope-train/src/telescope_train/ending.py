@@ -25,7 +25,8 @@ _LOGGER = logging.getLogger(__name__)
 def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> BaseException:
     """Record the reason for the end of the run, and return the error to raise instead of `error`.
 
-    A checkpoint that was being written is removed. No process of the run may write any more.
+    A checkpoint that was being written is removed. No process of the run may write any more. Raises
+    TelescopeError if the folder is gone.
     """
     error = _first(error)
     # A full disk may be the failure: it must not be hidden by another one.
@@ -35,7 +36,7 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
         number = error.number if isinstance(error, Interrupted) else SIGINT
         reason = f"interrupted by {number.name} at step {folder.last_step()}"
         _LOGGER.info("the run was %s", reason, extra={SHOWN_AS: "warning"})
-        with suppress(OSError, NoRoomError):
+        with suppress(OSError, TelescopeError):
             folder.interrupt(reason)
         return Interrupted(number, f"{reason}; {how_to_go_on(config)}")
     reason = _reason(error)

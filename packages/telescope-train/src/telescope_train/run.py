@@ -477,6 +477,7 @@ def _after_step(
     said: set[tuple[str, str | None]] = set()
 
     async def after_step(step: int, row: dict[str, float]) -> None:
+        resources.folder.require_here()
         view.update(row)
         recording.row(row)
         rows.append({**row, **known})

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from telescope_core.base.environment_record import EnvironmentRecord
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue, RolloutStatus
 from telescope_core.records.blocks import read_blocks
@@ -277,6 +277,14 @@ class RunFolder:
         """Return the resolved settings, without secrets; empty when config.json cannot be read."""
         return without_secrets(read_json(self.path / "config.json") or {})
 
+    def require_here(self) -> None:
+        """Raise TelescopeError if the folder was removed since the run began."""
+        if not (self.path / "run.json").exists():
+            raise TelescopeError(
+                f"the run folder {self.path} is gone: it was removed or moved while the run went "
+                "on, and what the run recorded is lost with it; bring it back, or begin again"
+            )
+
     def finish(self) -> None:
         """Mark the run as finished."""
         self._end(RunState.FINISHED, "")
@@ -460,6 +468,7 @@ class RunFolder:
         return [part_of(folder, step) or StepPart(step_path(folder, step)) for step in steps]
 
     def _end(self, state: RunState, reason: str) -> None:
+        self.require_here()
         if self._finished:
             for name, content in self._finished.items():
                 with whole_file(self.path / name) as partial:
