@@ -63,17 +63,23 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     write_result(torn.parent, read_result(torn.parent.with_name("sums-before")))
     torn.write_text(torn.read_text()[:500])
     (path / "config.json").write_text("{")
+    for name in ("servers.jsonl", "restarts.jsonl", "eval_points.jsonl"):
+        (path / name).write_text('{"time_s": "late"}\n{"time_s": 1')
     told = json.loads(doctor(capsys, path, "--json")[1])
     assert told["verdict"]["outcome"] == "learned"
     assert told["verdict"]["text"].startswith("Learned, as far as evals can be read: ")
     assert "sums-after cannot be read" in told["verdict"]["text"]
     for named, said in zip(
-        ("metrics.jsonl has 4 damaged lines", "config.json is damaged", f"{torn} is damaged"),
+        (
+            "metrics.jsonl has 4 damaged lines",
+            *("servers.jsonl has a", "restarts.jsonl has a", "eval_points.jsonl has a"),
+            *("config.json is damaged", f"{torn} is damaged"),
+        ),
         told["problems"],
         strict=True,
     ):
         assert named in said
-    assert doctor(capsys, path)[1].count("Note: ") == 3
+    assert doctor(capsys, path)[1].count("Note: ") == 6
     with pytest.raises(SystemExit):
         main(["eval", "compare", str(path / "evals" / "sums-before"), str(torn.parent)])
     said = capsys.readouterr().err

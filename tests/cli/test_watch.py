@@ -72,6 +72,13 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     return happens
 
 
+def damage(folder: RunFolder) -> None:
+    """Append lines to the files of events that are objects, but no events."""
+    for name in ("servers.jsonl", "restarts.jsonl", "eval_points.jsonl"):
+        with (folder.path / name).open("a") as stream:
+            stream.write('{}\n{"time_s": "late"}\nnull\n')
+
+
 def test_a_person_sees_steps_losses_and_the_end(
     folder: RunFolder, meanwhile, capsys, monkeypatch: pytest.MonkeyPatch
 ):
@@ -89,6 +96,7 @@ def test_a_person_sees_steps_losses_and_the_end(
     back = Restart(time_s=1.0, reason="rank 0 died", reached=2, step=1, checkpoint="c")
     meanwhile += [
         lambda: folder.log_metrics(row(2)),
+        lambda: damage(folder),
         lambda: folder.log_server(lost),
         lambda: folder.go_back(back),
         lambda: folder.log_metrics(row(2) | {"reward/mean": 0.75}),

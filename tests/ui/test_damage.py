@@ -180,7 +180,7 @@ def test_lines_of_metrics_are_taken_as_commands_take_them(tmp_path, run):
     )
     path.write_text(path.read_text() + others + '{"step": 10, "a": 2.0, "b": -Infinity}\n')
     assert run.last_step() == 10
-    assert run.num_damaged_metrics() == 5
+    assert run.num_damaged_lines() == {"metrics.jsonl": 5}
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r?metric=a&metric=b")
         assert any("metrics.jsonl has 5 damaged lines" in one for one in page["problems"])
@@ -201,6 +201,10 @@ def test_damaged_lines_of_servers_and_meters_are_left_out_and_counted(tmp_path, 
     write("gauges/000001.jsonl", meter, *({**meter, **one} for one in damaged))
     with (run.path / "gauges" / "000001.jsonl").open("a") as stream:
         stream.write('{"time_s": 1')
+    restart = {"reason": "rank 0 died", "reached": 2, "step": 1, "checkpoint": ""}
+    write("restarts.jsonl", restart, {**restart, "step": {}}, {**restart, "time_s": "late"})
+    point = {"name": "e", "tag": "step-1", "version": 1, "state": "done"}
+    write("eval_points.jsonl", point, {**point, "version": "x"}, {**point, "reward": "high"}, {})
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         page = ui.get("/runs/r/infra")
         assert [one["num_lives"] for one in page["servers"]] == [2]
@@ -208,6 +212,11 @@ def test_damaged_lines_of_servers_and_meters_are_left_out_and_counted(tmp_path, 
         said = " ".join(page["problems"])
         assert "servers.jsonl has 5 damaged lines" in said
         assert "gauges/000001.jsonl has 3 damaged lines" in said
+        page = ui.get("/runs/r")
+        assert (len(page["restarts"]), len(page["eval_points"])) == (1, 1)
+        said = " ".join(page["problems"])
+        assert "restarts.jsonl has 2 damaged lines" in said
+        assert "eval_points.jsonl has 3 damaged lines" in said
         for place in ("", "/timeline", "/logs"):
             assert ui.get(f"/runs/r{place}")
 

@@ -19,8 +19,10 @@ from telescope_core.base import interrupts
 from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
+from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.files import append_json_line, read_json_lines
 from telescope_core.records.folders import whole_file, whole_folder
+from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import row_from_json, row_to_json
 from telescope_core.types import (
     Completion,
@@ -238,6 +240,20 @@ def test_a_killed_run_opens_and_is_called_interrupted(tmp_path):
     first, torn = (path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(first)["step"] == 1
     assert torn == '{"step": 2'
+
+
+def test_damaged_lines_of_events_are_left_out_by_readers_and_when_steps_are_taken_again(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    kept = EvalPoint(time_s=1.0, name="e", tag="step-1", version=1, state=EvalPointState.DONE)
+    back = Restart(time_s=1.0, reason="", reached=1, step=1, checkpoint="")
+    names = ("eval_points.jsonl", "restarts.jsonl", "servers.jsonl")
+    for name in names:
+        for line in ({}, {"time_s": "late"}, {"version": None}, {"version": 1}):
+            append_json_line(run.path / name, line)
+    run.log_eval_point(kept)
+    assert run.num_damaged_lines() == dict.fromkeys(names, 4)
+    run.go_back(back)
+    assert (run.eval_points(), run.restarts(), run.server_events()) == ([kept], [back], [])
 
 
 def test_row_defaults_record_a_rollout_that_never_began():

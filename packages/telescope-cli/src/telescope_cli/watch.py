@@ -176,16 +176,20 @@ def _on_screen(folder: RunFolder) -> RunState:
 
 
 def _text(happened: _Happened) -> str:
-    """Return the text of an event for people; empty = nothing to show."""
+    """Return the text of an event for people; empty = nothing to show, or a damaged line."""
     from telescope_train.observability.terminal import restart_text
 
     if happened.kind == "restart":
-        return restart_text(record_from(happened.row, Restart))
+        restart = record_from(happened.row, Restart)
+        return "" if restart is None else restart_text(restart)
     if happened.kind == "eval":
-        return record_from(happened.row, EvalPoint).text
+        point = record_from(happened.row, EvalPoint)
+        return "" if point is None else point.text
     if happened.kind == "step":
         return ""
     event = record_from(happened.row, ServerEvent)
+    if event is None:
+        return ""
     if event.state in (ServerState.LOST, ServerState.GIVEN_UP):
         return f"inference server {event.server} {event.state}: {event.reason}"
     if event.state is ServerState.LOADING:

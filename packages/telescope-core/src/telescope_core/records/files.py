@@ -151,13 +151,17 @@ def lines_left_out(name: str, num_lines: int) -> str:
 
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
-    """Return the lines of `path`, each of which `asdict` made of a `kind`."""
-    return [record_from(row, kind) for row in read_json_lines(path)]
+    """Return the lines of `path` that `asdict` made of a `kind`; damaged ones are left out."""
+    found = (record_from(row, kind) for row in read_json_lines(path))
+    return [record for record in found if record is not None]
 
 
-def record_from(row: Mapping[str, Any], kind: type[Record]) -> Record:
-    """Return the record of type `kind` that `asdict` made `row` of."""
-    return msgspec.convert(row, kind, str_keys=True)
+def record_from(row: Mapping[str, Any], kind: type[Record]) -> Record | None:
+    """Return the record of type `kind` that `asdict` made `row` of; None if `row` is damaged."""
+    try:
+        return msgspec.convert(row, kind, str_keys=True)
+    except msgspec.ValidationError:
+        return None
 
 
 def plain(value: JsonValue) -> JsonValue:

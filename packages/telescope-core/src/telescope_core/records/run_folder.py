@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from telescope_core.records.files import (
     read_json,
     read_json_lines,
     read_records,
+    record_from,
     require_utf8,
     why_no_object,
     write_json,
@@ -81,6 +83,13 @@ from telescope_core.records.token_facts import (
 
 SETTINGS_FILE = "settings.json"
 """File with the settings that were set, those that differ from their defaults, and all defaults."""
+
+_KIND_OF_LINES = {
+    "servers.jsonl": ServerEvent,
+    "restarts.jsonl": Restart,
+    "eval_points.jsonl": EvalPoint,
+}
+"""File of a run -> type of the record in each of its lines."""
 
 
 class RunFolder:
@@ -305,9 +314,16 @@ class RunFolder:
         """Return the rows of metrics, oldest first; each has an integer `step`."""
         return list(filter(is_of_step, read_json_lines(self.path / "metrics.jsonl")))
 
-    def num_damaged_metrics(self) -> int:
-        """Return how many whole lines of metrics `metrics` leaves out, because they are damaged."""
-        return num_damaged_lines(self.path / "metrics.jsonl", is_of_step)
+    def num_damaged_lines(self) -> dict[str, int]:
+        """Return how many whole lines are left out because they are damaged, by file.
+
+        Files without one are left out too.
+        """
+        found = {"metrics.jsonl": num_damaged_lines(self.path / "metrics.jsonl", is_of_step)}
+        for name, kind in _KIND_OF_LINES.items():
+            is_row = partial(_is_record, kind=kind)
+            found[name] = num_damaged_lines(self.path / name, is_row)
+        return {name: count for name, count in found.items() if count}
 
     def log_server(self, event: ServerEvent) -> None:
         """Append an event of an inference server."""
@@ -440,7 +456,11 @@ class RunFolder:
         # A run that goes on beyond its last step will have another one evaluated as the last.
         self._keep_lines(
             "eval_points.jsonl",
-            lambda row: row["version"] <= step and (keeps_evals_after or row["tag"] != "after"),
+            lambda row: (
+                _is_record(row, EvalPoint)
+                and row["version"] <= step
+                and (keeps_evals_after or row["tag"] != "after")
+            ),
         )
         for folder in (self.rollouts_path, self.attempts_path, self.token_facts_path):
             is_facts = folder == self.token_facts_path
@@ -480,6 +500,10 @@ class RunFolder:
     def _write_info(self, info: RunInfo) -> None:
         fields = without_values(info.model_dump(mode="json"), self.hide)
         write_json(self.path / "run.json", fields)
+
+
+def _is_record(row: Mapping[str, Any], kind: type) -> bool:
+    return record_from(row, kind) is not None
 
 
 def _by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

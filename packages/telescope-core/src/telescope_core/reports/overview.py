@@ -51,8 +51,7 @@ def problems_of(run: RunFolder, unreadable_evals: Mapping[str, str]) -> list[str
 
     `unreadable_evals`: folder of an eval -> why its result cannot be read.
     """
-    num_lines = run.num_damaged_metrics()
-    lines = [lines_left_out("metrics.jsonl", num_lines)] if num_lines else []
+    lines = [lines_left_out(name, count) for name, count in run.num_damaged_lines().items()]
     config = run.path / "config.json"
     if config.exists() and read_json(config) is None:
         lines.append(damaged(config.name))

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, cast
@@ -11,8 +12,10 @@ import msgspec
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
-from telescope_core.records.files import require_utf8
+from telescope_core.records.eval_points import EvalPoint
+from telescope_core.records.files import record_from, require_utf8
 from telescope_core.records.identity import RunInfo
+from telescope_core.records.restarts import Restart
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.database import Database
@@ -34,6 +37,10 @@ class _ServerLine(msgspec.Struct):
     state: str = ""
     version: int | None = None
     reason: str = ""
+
+
+def _is_record(row: JsonObject, kind: type) -> bool:
+    return record_from(row, kind) is not None
 
 
 def _is_server_event(row: JsonObject) -> bool:
@@ -73,8 +80,10 @@ class OneRun:
         self.course = Course(path)
         self.index = RunIndex(path, database)
         self.stages = StageIndex(path, self.index, database)
-        self.restarts = JsonLines(path, "restarts.jsonl")
-        self.eval_points = JsonLines(path, "eval_points.jsonl")
+        self.restarts = JsonLines(path, "restarts.jsonl", is_row=partial(_is_record, kind=Restart))
+        self.eval_points = JsonLines(
+            path, "eval_points.jsonl", is_row=partial(_is_record, kind=EvalPoint)
+        )
         self.server_events = JsonLines(path, "servers.jsonl", is_row=_is_server_event)
         self.json_lines = (self.restarts, self.eval_points, self.server_events)
         self._lock = Lock()
