@@ -1,5 +1,9 @@
+import functools
+import math
+import operator
 import statistics
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from telescope_core.types import (
     Turn,
 )
 from telescope_train.algorithms import load_algorithm
-from telescope_train.algorithms.advantages import normalized
+from telescope_train.algorithms.advantages import centered, normalized, whitened
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import TrainConfig
 from telescope_train.step.credit import CreditRules, NoCredit, RewardRange, assign_credit
@@ -139,6 +143,40 @@ def test_equal_rewards_have_exactly_no_advantage(norm):
     advantages_N = _advantages([[0.1] * 7, [0.0, 1.0]], norm)
     assert advantages_N[:7].tolist() == [0.0] * 7
     assert advantages_N[7:].all()
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@given(parts=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=8), data=st.data())
+def test_the_same_parts_summed_in_any_order_have_exactly_no_advantage(norm, parts, data):
+    orders = data.draw(st.lists(st.permutations(parts), min_size=2, max_size=5))
+    rewards = [functools.reduce(operator.add, order) for order in orders]
+    advantages_N = _advantages([rewards, [0.0, 1.0]], norm)
+    assert not advantages_N[:-2].any()
+    assert advantages_N[-2:].all()
+    assert not whitened(np.array(rewards)).any()
+
+
+@given(
+    base=st.floats(-1e9, 1e9).filter(lambda base: abs(base) > 1e-9),
+    units=st.lists(st.integers(-40, 40), min_size=2, max_size=5),
+)
+def test_rewards_are_equal_up_to_rounding_and_no_further(base, units):
+    rewards_N = np.array([base + unit * math.ulp(base) for unit in units])
+    exact = [Fraction(reward) for reward in rewards_N]
+    spread, largest = max(exact) - min(exact), max(abs(reward) for reward in exact)
+    mean = sum(exact) / len(exact)
+    expected = [float(reward - mean) for reward in exact]
+    if spread <= 8 * Fraction(2) ** -52 * largest:
+        expected = [0.0] * len(exact)
+    # The mean itself is rounded.
+    slack = 4 * math.ulp(float(largest))
+    found_N = centered(rewards_N, np.zeros(len(units), dtype=np.int64))
+    np.testing.assert_allclose(found_N, expected, rtol=0, atol=slack if any(expected) else 0.0)
+
+
+def test_a_group_equal_but_for_rounding_has_no_signal():
+    found = credit(group("g", [0.1 + 0.2, 0.3]))
+    assert found.discarded == {"g": NoCredit.ALL_EQUAL}
 
 
 def test_a_group_of_one_and_an_unknown_norm_are_refused():

@@ -16,6 +16,10 @@ Advantage: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.int64], str], N
 """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
 STD_FLOOR = 1e-4
 """Added to a standard deviation before dividing by it."""
+ROUNDING = 8 * float(np.finfo(np.float64).eps)
+"""Difference of rewards, as a share of the largest of their group, that rounding explains.
+
+0.1 + 0.2 is not 0.3, and sums of the same parts in another order end a few units apart."""
 
 
 def without_norm(
@@ -33,7 +37,7 @@ def without_norm(
 
 
 def centered(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Subtract the mean of the group; exactly 0 where all rewards of a group are equal.
+    """Subtract the mean of the group; exactly 0 where its rewards are equal but for rounding.
 
     Raises ValueError for a group of one rollout, which has nothing to be compared with.
     """
@@ -50,10 +54,13 @@ def centered(rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> NDA
 def equal_in_group(
     rewards_N: NDArray[np.float64], groups_N: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return for each rollout whether all rewards of its group are equal."""
-    _, first_G, group_N = np.unique(groups_N, return_index=True, return_inverse=True)
-    differs_N = rewards_N != rewards_N[first_G][group_N]
-    return np.bincount(group_N, weights=differs_N)[group_N] == 0
+    """Return for each rollout whether all rewards of its group are equal but for `ROUNDING`."""
+    ids_G, group_N = np.unique(groups_N, return_inverse=True)
+    low_G, high_G = np.full(ids_G.size, np.inf), np.full(ids_G.size, -np.inf)
+    np.minimum.at(low_G, group_N, rewards_N)
+    np.maximum.at(high_G, group_N, rewards_N)
+    limit_G = ROUNDING * np.maximum(np.abs(low_G), np.abs(high_G))
+    return (high_G - low_G <= limit_G)[group_N]
 
 
 def normalized(
@@ -76,7 +83,7 @@ def normalized(
 
 def whitened(rewards_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shift and scale to mean 0 and standard deviation 1 (ddof 1) over the whole batch."""
-    if not rewards_N.size or (rewards_N == rewards_N[0]).all():
+    if equal_in_group(rewards_N, np.zeros(rewards_N.size, dtype=np.int64)).all():
         return np.zeros_like(rewards_N)
     centered_N = rewards_N - rewards_N.mean()
     return centered_N / (_deviation(centered_N) + STD_FLOOR)
