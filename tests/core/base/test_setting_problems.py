@@ -21,6 +21,8 @@ class Wide(BaseModel):
     keeps: Literal["full"] | Literal["some", "few"] | None = None
     shares: Literal["auto", False] = "auto"
     betas: tuple[float, float] = (0.9, 0.99)
+    pair: tuple[float, float] | None = None
+    names: Annotated[tuple[str, ...], Field(min_length=1)] = ("a",)
     entries: Annotated[tuple[Entry, ...], Field(min_length=1)]
 
 
@@ -36,6 +38,12 @@ WHOLE = 'entries = [{ name = "a" }]\n'
         ("shares = true", "shares: expected 'auto' or false, got true"),
         ("betas = 0.9", "betas: expected a list, got 0.9"),
         ("betas = ['x', 1]", "betas[0]: expected a valid number, got 'x'"),
+        ("betas = ['x']", "betas[0]: expected a valid number, got 'x'"),
+        ("betas = [0.9]", "betas: expected 2 items, got [0.9]"),
+        ("betas = []", "betas: expected 2 items, got []"),
+        ("betas = [1, 1, 1]", "betas: expected at most 2 items, got [1, 1, 1]"),
+        ("pair = [0.9]", "pair: expected 2 items, got [0.9]"),
+        ("names = []", "names: expected at least 1 item, got []"),
     ],
 )
 def test_a_value_is_one_problem_whatever_it_may_be_instead(tmp_path, text, said):

@@ -30,7 +30,7 @@ class SettingProblem(NamedTuple):
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[SettingProblem]:
     """Return the problems of `document`, one for each place, in the order of their discovery."""
     by_place: dict[tuple[str | int, ...], list[Any]] = {}
-    for found in error.errors(include_url=False):
+    for found in _of_whole_lists(error.errors(include_url=False)):
         by_place.setdefault(_place(found["loc"], document), []).append(found)
     return [
         problem
@@ -38,6 +38,27 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> list[Set
         if not _follows_from_others(place, found, by_place)
         for problem in _problems_at(place, found)
     ]
+
+
+def _of_whole_lists(errors: Sequence[Any]) -> Iterator[Any]:
+    """Yield `errors`, with one about a list of a fixed length in place of each item it lacks."""
+    sizes: dict[tuple[str | int, ...], int] = {}
+    for found in errors:
+        *of_list, last = found["loc"] or ("",)
+        if found["type"] == "missing" and isinstance(last, int):
+            sizes[tuple(of_list)] = last + 1
+    for found in errors:
+        *of_list, last = found["loc"] or ("",)
+        size = sizes.get(tuple(of_list))
+        if found["type"] != "missing" or size is None:
+            yield found
+        elif last == size - 1:
+            yield {
+                **found,
+                "loc": tuple(of_list),
+                "type": "too_short",
+                "ctx": {"expected": _counted(size)},
+            }
 
 
 def _place(location: tuple[str | int, ...], document: Mapping[str, Any]) -> tuple[str | int, ...]:
@@ -75,6 +96,13 @@ def _problems_at(place: tuple[str | int, ...], found: Sequence[Any]) -> Iterator
 
 
 def _message(found: Any) -> str:
+    if found["type"] in ("too_short", "too_long"):
+        limits: Mapping[str, Any] = found["ctx"]
+        if "expected" in limits:
+            return f"expected {limits['expected']}"
+        if found["type"] == "too_short":
+            return f"expected at least {_counted(limits['min_length'])}"
+        return f"expected at most {_counted(limits['max_length'])}"
     message = str(found["msg"]).removeprefix("Value error, ")
     if not message.startswith(_EXPECTED):
         return message
@@ -82,6 +110,10 @@ def _message(found: Any) -> str:
     message = message.removeprefix(_EXPECTED).partition(", unable to ")[0]
     message = _WORDS.get(message, message)
     return "expected " + re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), message)
+
+
+def _counted(num_items: int) -> str:
+    return "1 item" if num_items == 1 else f"{num_items} items"
 
 
 def _shown(found: Any) -> str:
