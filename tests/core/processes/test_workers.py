@@ -108,8 +108,8 @@ async def test_a_rollout_has_one_id_in_play_score_and_score_group(workers):
     assert [one.reward for one in scored.rollouts] == [2.0] * 3
 
 
-async def test_a_killed_worker_loses_its_rollouts_alone(workers):
-    pool = workers("Suicidal", num_workers=2)
+async def test_a_killed_worker_loses_its_rollouts_alone(workers, tmp_path):
+    pool = workers("Suicidal", num_workers=2, log_folder=tmp_path / "logs")
     await pool.describe()
     await until(lambda: pool.stats()["workers"] == 2, "both workers")
     held = Held()
@@ -130,6 +130,7 @@ async def test_a_killed_worker_loses_its_rollouts_alone(workers):
         assert f"pid {pid}) is gone" in rollout.error
         assert "5 rollouts are lost with it" in rollout.error
         assert "SIGKILL" in rollout.error
+        assert "its log is" not in rollout.error, "it printed nothing"
     kept = [rollout for rollout in rollouts if rollout.status is RolloutStatus.KEPT]
     assert [rollout.reward for rollout in kept] == [1.0] * 5
     again = await pool.play(request(lost[0].index), scripted(str(lost[0].index)))

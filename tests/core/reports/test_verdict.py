@@ -168,11 +168,15 @@ def test_supervised_training_is_judged_by_its_accuracy(measured, outcome):
     assert judged(rows).outcome is outcome
 
 
-def test_a_run_without_an_optimizer_step_trained_nothing():
-    rows = healthy(14, **{"loss/total": None})
+@pytest.mark.parametrize(
+    ("num_steps", "text"),
+    [(14, "none of 14 steps took an optimizer step"), (1, "the one step took no optimizer step")],
+)
+def test_a_run_without_an_optimizer_step_trained_nothing(num_steps, text):
+    rows = healthy(num_steps, **{"loss/total": None})
     verdict = judged(rows, an_eval_pair("sums", 0.2, 0.2))
     assert verdict.outcome is RunOutcome.NOT_TRAINED
-    assert "none of 14 steps" in verdict.text
+    assert text in verdict.text
 
 
 def test_a_collapse_comes_before_what_evals_say():

@@ -244,7 +244,9 @@ class LocalWorker:
 
     def _last_words(self) -> str:
         lines = foreign(self._output.tail(_TAIL_LINES), _TAIL_CHARACTERS)
-        where = "" if self._log_path is None else f"; its log is {self._log_path}"
+        # A worker that printed nothing has no log of its output.
+        has_log = self._log_path is not None and self._log_path.exists()
+        where = f"; its log is {self._log_path}" if has_log else ""
         if error := foreign(
             first_error(self._output.tail(_SEARCHED_LINES)), _TAIL_CHARACTERS // 10
         ):

@@ -156,8 +156,8 @@ def _nothing_done(history: History) -> _Reason | None:
     played = [step for step, _ in history.named("groups/total")]
     if not played or history.named("loss/total"):
         return None
-    steps = "the one step" if len(played) == 1 else f"none of {len(played)} steps"
-    return _Reason(RunOutcome.NOT_TRAINED, f"{steps} took an optimizer step.")
+    steps = "the one step took no" if len(played) == 1 else f"none of {len(played)} steps took an"
+    return _Reason(RunOutcome.NOT_TRAINED, f"{steps} optimizer step.")
 
 
 def _by_evals(changes: Sequence[BeforeAfter]) -> _Reason | None:

@@ -28,7 +28,7 @@ REMEDIES = {
     Boundary.REWARD: "correct the reward, which must return a number for every answer",
     Boundary.CONTEXT_LENGTH: "raise max_model_len, or leave out examples with long prompts",
     Boundary.ENDPOINT: "look at servers.jsonl and logs/inference-*.jsonl of the run folder",
-    Boundary.PROCESS: "look at logs/environment_output-*.jsonl of the run folder",
+    Boundary.PROCESS: "look at logs/environment*.jsonl of the run folder",
     Boundary.TIMEOUT: "raise rollout_timeout_s, or bound what the environment's code does",
 }
 """Advice for failures of each cause."""

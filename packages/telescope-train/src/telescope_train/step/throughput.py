@@ -92,10 +92,11 @@ def flops_imbalance(plan: StepPlan, hidden_size: int) -> float:
 def throughput_metrics(plan: StepPlan, train_s: float, machine: Machine) -> dict[str, float]:
     """Return packing, balance and speed of the trainer; `mfu` only if the GPU's peak is known.
 
-    `train_s` is the time of all optimizer steps in seconds.
+    A step without anything to train on has only `tokens/trained`. `train_s` is the time of all
+    optimizer steps in seconds.
     """
     if not plan.order:
-        return {}
+        return {"tokens/trained": 0.0}
     packed = plan.packed
     num_epochs = len(plan.order) / len(plan.minibatches)
     num_tokens = sum(batch.num_tokens for batch in packed)
