@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError, NoRoomError
+from telescope_core.errors import ConfigError, EnvironmentLoadError, NoRoomError, TelescopeError
 from telescope_core.records import RunFolder
 from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
@@ -277,6 +277,22 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     other = ("--resume_from_checkpoint", str(saved / "step-000005"), "--learning_rate", "1e-3")
     forked = trained(config_file, tmp_path / "c", "--num_examples", "20", *other)
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.slow
+def test_a_finished_training_whose_checkpoint_is_refused_stays_finished(config_file, tmp_path):
+    trained(config_file, tmp_path / "b", *SAVED)
+    log = tmp_path / "b-log"
+    names = ("run.json", "config.json", "metrics.jsonl")
+    before = [(log / name).read_bytes() for name in names]
+    shard = log / "checkpoints" / "step-000010" / "state" / "__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(TelescopeError, match="step-000010"):
+        trained(config_file, tmp_path / "b", *LATEST, "--number_of_steps", "11")
+    assert RunFolder.open(log).info().state == "finished"
+    assert [(log / name).read_bytes() for name in names] == before
 
 
 @pytest.mark.slow

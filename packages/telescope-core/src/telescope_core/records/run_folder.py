@@ -117,7 +117,7 @@ class RunFolder:
         """Values of secrets that are removed from everything an environment reports about
         rollouts."""
         self._finished = dict[str, bytes]()
-        """Files of a finished run that `resume` replaced, until its records are deleted."""
+        """Files of a finished run that is continued, until its records are deleted."""
 
     @classmethod
     def create(
@@ -147,9 +147,12 @@ class RunFolder:
     def begin(cls, path: Path, *, name: str) -> "RunFolder":
         """Record that `name` continues in `path` from now on; existing files stay.
 
-        For training that keeps metrics alone, such as `telescope sft`.
+        For training that keeps metrics alone, such as `telescope sft`. A finished run that ends
+        before `drop_after` is called is as it was.
         """
         run = cls(path)
+        if (read_json(path / "run.json") or {}).get("state") == RunState.FINISHED:
+            run._remember_finished()
         run._write_info(new_run_info(name))
         return run
 
@@ -182,8 +185,7 @@ class RunFolder:
         if not (has_ended_elsewhere and info.may_run_elsewhere):
             _require_ended(path, info)
         if info.state is RunState.FINISHED:
-            replaced = (path / name for name in ("config.json", SETTINGS_FILE, "run.json"))
-            run._finished = {one.name: one.read_bytes() for one in replaced if one.is_file()}
+            run._remember_finished()
         run._write_info(resumed_run_info(info, resume))
         write_json(path / "config.json", without_secrets(config))
         return run
@@ -486,6 +488,10 @@ class RunFolder:
         if steps is None:
             return parts_in(folder).values()
         return [part_of(folder, step) or StepPart(step_path(folder, step)) for step in steps]
+
+    def _remember_finished(self) -> None:
+        replaced = (self.path / name for name in ("config.json", SETTINGS_FILE, "run.json"))
+        self._finished = {one.name: one.read_bytes() for one in replaced if one.is_file()}
 
     def _end(self, state: RunState, reason: str) -> None:
         self.require_here()

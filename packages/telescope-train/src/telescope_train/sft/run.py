@@ -15,14 +15,8 @@ import torch
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
-from telescope_core.base.errors import ConfigError, NoRoomError
+from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.records import RunFolder
-from telescope_core.records.files import (
-    append_json_line,
-    is_of_step,
-    read_json_lines,
-    write_json_lines,
-)
 from telescope_core.records.logs import Logs
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends import layout_of
@@ -127,17 +121,17 @@ def _run_sft(
         samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
     if config.make_tiny_model and point is None:
         make_tiny_model(config.model, seed=config.seed)
-    folder = log_folder(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_resolved(config, folder / "config.json")
+    folder = log_folder(config).absolute()
     run = RunFolder.begin(folder, name=output.name)
     try:
+        save_resolved(config, folder / "config.json")
         with no_half_checkpoints(config), _advising_on_room(config):
-            interruptible.run(_train_and_export(config, samples, point, output.absolute(), on_row))
+            interruptible.run(_train_and_export(config, samples, point, run, on_row))
     except BaseException as error:
         with interrupts.held(), suppress(OSError, NoRoomError):
             if isinstance(error, KeyboardInterrupt):
-                run.interrupt(f"{error}")
+                with suppress(TelescopeError):
+                    run.interrupt(f"{error}")
             else:
                 run.fail(f"{type(error).__name__}: {error}")
         raise
@@ -190,32 +184,27 @@ async def _train_and_export(
     config: SftConfig,
     samples: GoldSamples,
     point: RunCheckpoint | None,
-    output: Path,
+    run: RunFolder,
     on_row: Callable[[SftRow], None],
 ) -> None:
-    """Train on `samples`, from checkpoint `point` if there is one, and write the model.
-
-    `output`: its folder, absolute, because ranks may have another working directory.
-    """
+    """Train on `samples`, from checkpoint `point` if there is one, and write the model."""
     settings = backend_settings(config)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
             await restore(ranks, point, how_to_go_on(config))
         saving = checkpointer(config, settings, ranks, resumed_from=point)
         num_done = point.step if point else 0
-        path = log_folder(config) / "metrics.jsonl"
-        # Later steps are measured again.
-        rows = filter(is_of_step, read_json_lines(path))
-        known = [row for row in rows if point and row["step"] <= num_done]
-        write_json_lines(path, known)
+        # Later steps are measured again, and without a checkpoint step 0 too.
+        run.drop_after(num_done if point else -1)
         step = num_done
         try:
             async for row in train(config, samples, ranks, saving, num_done=num_done):
-                append_json_line(path, {"step": row.step, **row.metrics})
+                run.log_metrics({"step": row.step, **row.metrics})
                 on_row(row)
                 step = row.step
             # Before the last step is saved, from which nobody could come back to write it.
-            await ranks.save_pretrained(output)
+            # The absolute path, because ranks may have another working directory.
+            await ranks.save_pretrained(run.path.with_name(Path(config.output).name))
             if config.checkpoint_every:
                 await saving.finish(step, is_exported=False)
         finally:
