@@ -185,10 +185,7 @@ def _text(happened: _Happened) -> str:
     if happened.kind == "eval":
         point = record_from(happened.row, EvalPoint)
         return "" if point is None else point.text
-    if happened.kind == "step":
-        return ""
-    event = record_from(happened.row, ServerEvent)
-    if event is None:
+    if happened.kind == "step" or (event := record_from(happened.row, ServerEvent)) is None:
         return ""
     if event.state in (ServerState.LOST, ServerState.GIVEN_UP):
         return f"inference server {event.server} {event.state}: {event.reason}"
