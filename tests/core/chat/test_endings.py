@@ -5,6 +5,7 @@ import json
 import pytest
 from loopback_endpoint import ASK, ask, reply, serving
 
+from telescope_cli.eval.view import count_lines
 from telescope_core import SingleTurnEnvironment, reward
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.examples import GeneratedSource
@@ -90,3 +91,19 @@ async def test_prompt_tokens_and_repeated_requests_are_summed():
         result, (row,) = await evaluated(client)
     assert (row.num_prompt_tokens, row.num_http_retries) == (5, 1)
     assert (result.mean_prompt_tokens, result.num_http_retries) == (5.0, 1)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 5}])
+async def test_tokens_that_an_endpoint_does_not_count_are_unknown(usage):
+    async with serving(reply("hello") | {"usage": usage}, reply("hello")) as (_, client):
+        result, rows = await evaluated(client, rollouts=2, concurrency=1)
+    assert [(row.num_prompt_tokens, row.num_completion_tokens) for row in rows] == [
+        (None, None),
+        (5, 2),
+    ]
+    assert (result.mean_prompt_tokens, result.mean_completion_tokens) == (5.0, 2.0)
+    assert "1 turns, - tokens" in sample(rows[0])
+    async with serving(reply("hello") | {"usage": usage}) as (_, client):
+        result, _ = await evaluated(client)
+    assert (result.mean_prompt_tokens, result.mean_completion_tokens) == (None, None)
+    assert "; - tokens each; " in count_lines(result)[0]

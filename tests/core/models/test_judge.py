@@ -43,6 +43,7 @@ class Endpoint:
         self.most_open = 0
         self.hold = asyncio.Event()
         self.hold.set()
+        self.usage = {"prompt_tokens": 100, "completion_tokens": 10}
 
     async def chat(self, request):
         self.requests.append(await request.json())
@@ -59,8 +60,7 @@ class Endpoint:
         if isinstance(answer, tuple):
             return web.Response(status=answer[0], text=answer[1])
         choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 100, "completion_tokens": 10}
-        return web.json_response({"choices": [choice], "usage": usage})
+        return web.json_response({"choices": [choice], "usage": self.usage})
 
 
 @asynccontextmanager
@@ -104,6 +104,15 @@ def essay(url, **more):
 async def play(client, replies=("Waves.",)):
     request = ask()
     return await client.play(request, ScriptedClient(list(replies)).policy("r"))
+
+
+async def test_what_a_judge_cost_is_left_out_where_its_endpoint_does_not_say():
+    async with serving([GOOD]) as endpoint:
+        endpoint.usage = None
+        client = essay(endpoint.url, prompt_price=2.0, completion_price=10.0)
+        rollout = await play(client)
+        await client.close()
+    assert (rollout.reward, rollout.metrics) == (0.75, {"judge/calls": 1})
 
 
 async def test_a_verdict_is_a_reward_and_what_it_cost_is_counted(monkeypatch):

@@ -231,7 +231,9 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
             usage = model.ModelUsage(
                 input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out
             )
-            return model.ModelOutput(model=_POLICY, choices=[choice], usage=usage)
+            return model.ModelOutput(
+                model=_POLICY, choices=[choice], usage=usage if said.is_counted else None
+            )
 
     class PolicyModel(model.Model):
         def __init__(self, episode: Episode[Any]) -> None:

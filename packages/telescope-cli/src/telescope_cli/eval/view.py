@@ -15,7 +15,13 @@ from rich.text import Text
 from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
-from telescope_core.evals.result import counts_of, format_metric, left_out_of, style_of
+from telescope_core.evals.result import (
+    counts_of,
+    format_metric,
+    format_tokens,
+    left_out_of,
+    style_of,
+)
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 
@@ -209,7 +215,7 @@ def count_lines(result: EvalResult) -> list[str]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         parts.append(f"{result.num_failed} failed ({reasons})")
     parts += [f"{one.number} {one.text}" for one in counts_of(result)]
-    parts.append(f"{result.mean_completion_tokens:.0f} tokens each")
+    parts.append(f"{format_tokens(result.mean_completion_tokens)} tokens each")
     parts.append(f"{result.duration_s:.1f} s")
     left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
     return ["; ".join(parts), *([f"Not played: {'; '.join(left)}"] if left else [])]

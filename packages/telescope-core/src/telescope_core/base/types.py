@@ -213,6 +213,8 @@ class Completion:
     """P, which is known even where the ids are not."""
     num_completion_tokens: int = 0
     """C, which is known even where the ids are not."""
+    is_counted: bool = True
+    """Whether P and C are known; both are 0 where the endpoint did not say them."""
     num_retries: int = 0
     """Times that the request was sent again before this answer came."""
 

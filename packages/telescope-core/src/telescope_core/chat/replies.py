@@ -129,13 +129,15 @@ def read_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice of a reply without token ids; `where` is the URL for errors."""
     reply = _decode(_REPLY, content, "a chat completion", where)
     usage = reply.usage or _Usage()
+    is_counted = usage.prompt_tokens is not None and usage.completion_tokens is not None
     choice = _checked(reply.choices, content, where)
     weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
     return Completion(
         message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
-        num_prompt_tokens=usage.prompt_tokens or 0,
-        num_completion_tokens=usage.completion_tokens or 0,
+        num_prompt_tokens=usage.prompt_tokens or 0 if is_counted else 0,
+        num_completion_tokens=usage.completion_tokens or 0 if is_counted else 0,
+        is_counted=is_counted,
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,
     )

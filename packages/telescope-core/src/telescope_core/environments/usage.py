@@ -23,6 +23,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
+        self._unknown: set[str] = set()
         self._remarks: list[tuple[str, str]] = []
         self._lock = threading.Lock()
 
@@ -30,6 +31,11 @@ class Usage:
         """Add `value` to the sum of `name`."""
         with self._lock:
             self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Leave the sums of `names` out, now and later, because a part of them is not known."""
+        with self._lock:
+            self._unknown.update(names)
 
     def add_remark(self, key: str, text: str) -> None:
         """Keep `text` under `key`; after a few dozen remarks, further ones are dropped."""
@@ -47,7 +53,8 @@ class Usage:
     def metrics(self, *, share: float = 1.0) -> dict[str, float]:
         """Return the sums so far, multiplied by `share`."""
         with self._lock:
-            return {name: value * share for name, value in self._sums.items()}
+            known = self._sums.keys() - self._unknown
+            return {name: value * share for name, value in self._sums.items() if name in known}
 
 
 _current: ContextVar[Usage | None] = ContextVar("telescope_usage", default=None)
@@ -71,6 +78,13 @@ def count(name: str, value: float) -> None:
     usage = _current.get()
     if usage is not None:
         usage.add(name, value)
+
+
+def count_unknown(*names: str) -> None:
+    """Leave metrics `names` out of the current rollout or group: a part of them is not known."""
+    usage = _current.get()
+    if usage is not None:
+        usage.forget(names)
 
 
 def remark(key: str, text: str) -> None:

@@ -108,10 +108,11 @@ class EvalResult:
     """Mean of each metric over scored rollouts."""
     metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
     """Declared limits of each metric, and whether lower is better."""
-    mean_completion_tokens: float
-    """Mean number of completion tokens of scored rollouts, over all their turns."""
-    mean_prompt_tokens: float = 0.0
-    """Mean number of prompt tokens of scored rollouts, summed over all their turns."""
+    mean_completion_tokens: float | None
+    """Mean number of completion tokens of scored rollouts, over all their turns. Rollouts with a
+    reply whose tokens the endpoint did not count are left out; None if no other is left."""
+    mean_prompt_tokens: float | None = 0.0
+    """Mean number of prompt tokens of the same rollouts, summed over all their turns."""
     num_http_retries: int = 0
     """Requests that were sent again because the endpoint was busy or did not answer."""
     duration_s: float
@@ -152,6 +153,11 @@ def counts_of(result: EvalResult) -> list[Count]:
 def format_metric(value: float) -> str:
     """Return a reward, or the mean of a metric, as text in the style of `style_of`."""
     return f"{value:{style_of(value)}}"
+
+
+def format_tokens(mean: float | None) -> str:
+    """Return a mean number of tokens as text; a dash where the endpoint did not count them."""
+    return "-" if mean is None else f"{mean:.0f}"
 
 
 def style_of(*values: float | None) -> str:
@@ -245,8 +251,8 @@ def result_of(
             for name in sorted({name for row in scored for name in row.metrics})
         },
         metric_ranges=description.metrics,
-        mean_completion_tokens=_mean([row.num_completion_tokens for row in scored]),
-        mean_prompt_tokens=_mean([row.num_prompt_tokens for row in scored]),
+        mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
+        mean_prompt_tokens=_mean_of_known([row.num_prompt_tokens for row in scored]),
         num_http_retries=sum(row.num_http_retries for row in rows),
         duration_s=duration_s,
         tasks=tasks,
@@ -278,6 +284,12 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
         num_solved=sum(reward >= threshold for reward in rewards),
         num_failed=sum(not _is_scored(row) for row in group),
     )
+
+
+def _mean_of_known(values: Sequence[int | None]) -> float | None:
+    """Return the mean without unknown values; None if all are unknown, and 0 if there are none."""
+    known = [value for value in values if value is not None]
+    return None if values and not known else _mean(known)
 
 
 def _mean(values: Sequence[float]) -> float:

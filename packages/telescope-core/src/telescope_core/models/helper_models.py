@@ -17,7 +17,7 @@ from telescope_core.base.types import Completion, Message, Sampling
 from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.chat.http import RequestLimits
 from telescope_core.environments.settings import Settings
-from telescope_core.environments.usage import count, require_may_ask
+from telescope_core.environments.usage import count, count_unknown, require_may_ask
 from telescope_core.parsers import without_thinking
 
 Result = TypeVar("Result")
@@ -149,6 +149,9 @@ class HelperModel:
         count(f"{self._role}/calls", 1.0)
         if completion.num_retries:
             count(f"{self._role}/http_retries", completion.num_retries)
+        if not completion.is_counted:
+            spent = ("prompt_tokens", "completion_tokens", "cost")
+            count_unknown(*(f"{self._role}/{name}" for name in spent))
         count(f"{self._role}/prompt_tokens", prompt_tokens)
         count(f"{self._role}/completion_tokens", tokens)
         if config.prompt_price or config.completion_price:

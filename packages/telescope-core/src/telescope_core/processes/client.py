@@ -528,6 +528,7 @@ class WorkerClient:
             finish_reason=completion.finish_reason,
             num_prompt_tokens=completion.num_prompt_tokens,
             num_completion_tokens=completion.num_completion_tokens,
+            is_counted=completion.is_counted,
             num_retries=completion.num_retries,
         )
         try:

@@ -60,10 +60,11 @@ class RolloutRow:
     """Conversations of a program at the rollout's endpoint; empty if there was none."""
     num_turns: int = 0
     """Number of model calls."""
-    num_prompt_tokens: int = 0
-    """Tokens of all prompts; each turn's prompt includes those of earlier turns."""
-    num_completion_tokens: int = 0
-    """Tokens that the policy wrote, over all turns."""
+    num_prompt_tokens: int | None = 0
+    """Tokens of all prompts; each turn's prompt includes those of earlier turns. None if the
+    endpoint left them out of a reply."""
+    num_completion_tokens: int | None = 0
+    """Tokens that the policy wrote, over all turns; None likewise."""
     is_truncated: bool = False
     is_refused: bool = False
     """Whether the endpoint declined to answer; its text is in `refusal` of the message."""
@@ -127,6 +128,7 @@ def row_of(
 ) -> RolloutRow:
     """Return the row that records `rollout`; `with_tokens` adds token ids and log-probs."""
     completions = [turn.completion for turn in rollout.turns]
+    is_counted = all(c.is_counted for c in completions)
     return RolloutRow(
         step=step,
         environment=rollout.environment,
@@ -148,8 +150,8 @@ def row_of(
         messages=rollout.messages,
         conversations=rollout.conversations,
         num_turns=len(completions),
-        num_prompt_tokens=sum(c.num_prompt_tokens for c in completions),
-        num_completion_tokens=rollout.num_completion_tokens,
+        num_prompt_tokens=sum(c.num_prompt_tokens for c in completions) if is_counted else None,
+        num_completion_tokens=rollout.num_completion_tokens if is_counted else None,
         is_truncated=rollout.is_truncated,
         is_refused=rollout.is_refused,
         finish_reasons=tuple(c.finish_reason for c in completions),
@@ -175,14 +177,15 @@ def rollout_of(row: RolloutRow) -> Rollout | None:
     spans = row.version_spans if all(row.version_spans) else ()
     counts = [sum(one.num_tokens for one in turn) for turn in spans]
     if sum(counts) != row.num_completion_tokens or len(counts) != row.num_turns:
-        counts = [0] * (row.num_turns - 1) + [row.num_completion_tokens]
-    prompts = [0] * (row.num_turns - 1) + [row.num_prompt_tokens]
+        counts = [0] * (row.num_turns - 1) + [row.num_completion_tokens or 0]
+    prompts = [0] * (row.num_turns - 1) + [row.num_prompt_tokens or 0]
     completions = [
         Completion(
             message=row.messages[place],
             finish_reason=finish_reason,
             num_prompt_tokens=num_prompt_tokens,
             num_completion_tokens=num_tokens,
+            is_counted=row.num_prompt_tokens is not None and row.num_completion_tokens is not None,
         )
         for place, finish_reason, num_prompt_tokens, num_tokens in zip(
             places, row.finish_reasons, prompts, counts, strict=False

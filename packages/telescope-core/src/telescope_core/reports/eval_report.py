@@ -4,7 +4,13 @@ from html import escape
 from pathlib import Path
 
 from telescope_core.evals.folder import EvalFolder
-from telescope_core.evals.result import EvalResult, counts_of, format_metric, left_out_of
+from telescope_core.evals.result import (
+    EvalResult,
+    counts_of,
+    format_metric,
+    format_tokens,
+    left_out_of,
+)
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import html
@@ -46,7 +52,7 @@ def _header(result: EvalResult) -> str:
         (f"{result.num_scored:,}", "rollouts scored"),
         (f"{result.num_failed:,}", "rollouts failed, not scored"),
         *((f"{one.number:,}", one.text) for one in counts_of(result)),
-        (f"{result.mean_completion_tokens:.0f}", "tokens per rollout"),
+        (format_tokens(result.mean_completion_tokens), "tokens per rollout"),
         *((f"{one.number:,}", one.text) for one in left_out_of(result)),
     ]
     title = f"{result.environment} {result.environment_version}"

@@ -145,13 +145,14 @@ def filter_script() -> str:
 
 def _header(row: RolloutRow, *, with_step: bool) -> str:
     reward = "none" if row.reward is None else format_metric(row.reward)
+    tokens = "-" if row.num_completion_tokens is None else row.num_completion_tokens
     labels = [f"step <b>{row.step}</b>"] if with_step else []
     labels += [
         f"<b>{escape(row.environment)}</b>",
         f"reward <b>{reward}</b>",
         f"status <b>{row.status.value}</b>"
         + (f" ({escape(row.status_reason.replace('_', ' '))})" if row.status_reason else ""),
-        f"{row.num_turns} turns, {row.num_completion_tokens} tokens"
+        f"{row.num_turns} turns, {tokens} tokens"
         + ", truncated" * row.is_truncated
         + ", stopped by a content filter" * row.is_filtered
         + ", refused" * row.is_refused,
