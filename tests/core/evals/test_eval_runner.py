@@ -25,7 +25,7 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, run_eval
-from telescope_core.evals.result import result_of
+from telescope_core.evals.result import result_of, spent_in
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
@@ -133,6 +133,30 @@ async def test_rows_without_a_reward_are_failures_whatever_their_status():
     assert (result.num_rollouts, result.num_scored, result.num_failed) == (12, 9, 3)
     assert result.failures == {"cancelled": 3}
     assert sum(task.num_failed for task in result.tasks) == 3
+
+
+async def test_what_failed_rollouts_used_is_in_the_totals():
+    rows = []
+    environment = opened()
+    await run_eval(environment, ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    spent = {"num_prompt_tokens": 5, "num_completion_tokens": 2}
+    cost = {"metrics": {"judge/calls": 1.0, "judge/cost": 0.25}}
+    rows = [replace(row, **spent, **cost) for row in rows]
+    lost = {"status": RolloutStatus.FAILED, "status_reason": "JudgeError", "reward": None}
+    rows[0] = replace(rows[0], **lost)
+    about = await environment.describe()
+
+    def result():
+        return result_of(rows, settings(), about, model="m", duration_s=1.0)
+
+    assert (result().num_prompt_tokens, result().num_completion_tokens) == (60, 24)
+    assert result().costs == {"judge/cost": 3.0}
+    unknown = {"num_completion_tokens": None, "metrics": {"judge/calls": 1.0}}
+    rows[0] = replace(rows[0], **unknown)
+    assert (result().num_prompt_tokens, result().num_completion_tokens) == (60, None)
+    assert result().costs == {"judge/cost": None}
+    assert ("-", "completion tokens in all") in spent_in(result())
+    assert ("-", "judge/cost in all") in spent_in(result())
 
 
 async def test_a_failed_attempt_is_retried_and_flagged():

@@ -13,6 +13,7 @@ import pytest
 from tests.core.one_rollout import let_time_pass
 
 from telescope_core import Environment, Example, Message, StopReason, reward
+from telescope_core.chat import http
 from telescope_core.chat.http import RequestLimits
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.examples import GeneratedSource
@@ -351,6 +352,19 @@ async def test_the_cause_of_a_deadline_is_the_trouble_of_the_endpoint():
         pass
     assert row.stop_reason is StopReason.TIMEOUT
     assert "answered 503: busy" in row.error
+
+
+@pytest.mark.parametrize("last", [400, "no JSON"])
+async def test_requests_that_failed_in_the_end_count_those_sent_again(last, monkeypatch):
+    monkeypatch.setattr(http, "_FIRST_PAUSE_S", 0.005)
+
+    async def program(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        await client.chat.completions.create(model=model, messages=ask)
+
+    async with evaluated(program, 503, "drop", last) as (endpoint, result, row, _):
+        assert len(endpoint.requests) == 3
+    assert (row.status, row.num_http_retries, result.num_http_retries) == ("failed", 2, 2)
 
 
 async def test_a_program_that_asks_for_nothing_earns_no_reward():

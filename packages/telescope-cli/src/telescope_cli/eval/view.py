@@ -18,8 +18,8 @@ from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
     counts_of,
     format_metric,
-    format_tokens,
     left_out_of,
+    spent_in,
     style_of,
 )
 from telescope_core.evals.runner import reusable
@@ -215,7 +215,7 @@ def count_lines(result: EvalResult) -> list[str]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         parts.append(f"{result.num_failed} failed ({reasons})")
     parts += [f"{one.number} {one.text}" for one in counts_of(result)]
-    parts.append(f"{format_tokens(result.mean_completion_tokens)} tokens each")
+    parts += [f"{number} {text}" for number, text in spent_in(result)]
     parts.append(f"{result.duration_s:.1f} s")
     left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
     return ["; ".join(parts), *([f"Not played: {'; '.join(left)}"] if left else [])]

@@ -69,11 +69,22 @@ class EndpointError(TelescopeError):
 
     exit_code = 5
 
-    def __init__(self, message: str = "", *, status: int | None = None, answer: str = "") -> None:
-        """`status` and `answer`: the HTTP status and the text that came with it, if any came."""
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        status: int | None = None,
+        answer: str = "",
+        num_retries: int = 0,
+    ) -> None:
+        """`status` and `answer`: the HTTP status and the text that came with it, if any came.
+
+        `num_retries`: times that the request was sent again before it was given up.
+        """
         super().__init__(message)
         self.status = status
         self.answer = answer
+        self.num_retries = num_retries
 
     @property
     def is_of_request(self) -> bool:

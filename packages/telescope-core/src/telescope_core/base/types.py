@@ -319,6 +319,8 @@ class Rollout:
     """Notes of the environment, turn by turn."""
     score_s: float = 0.0
     """Seconds spent in reward functions."""
+    num_lost_retries: int = 0
+    """Times that requests were sent again which got no answer in the end; no turn counts them."""
 
     @property
     def rollout_id(self) -> str:

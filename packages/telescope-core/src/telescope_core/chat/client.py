@@ -174,7 +174,12 @@ class ChatClient:
                     "which many models do not take: name one that does, or an environment of text "
                     "alone"
                 )
-                raise EndpointError(text, status=error.status, answer=error.answer) from None
+                raise EndpointError(
+                    text,
+                    status=error.status,
+                    answer=error.answer,
+                    num_retries=error.num_retries,
+                ) from None
             raise
 
     async def request(self, fields: Mapping[str, Any]) -> Completion:
@@ -193,15 +198,21 @@ class ChatClient:
                 )
                 break
             except EndpointError as error:
+                error.num_retries += num_retries
                 learned = dialect.learned(error, self._optional)
                 if learned is None:
                     raise await self._refused(error) from None
                 # Other requests in flight may have learned something else in the meantime.
                 self._dialect |= learned
-                num_retries += 1
+                num_retries = error.num_retries + 1
         self._has_answered = True
-        completion = self._read(reply.content, where=without_passwords(self._chat_url))
-        return replace(completion, num_retries=num_retries + reply.num_retries)
+        num_retries += reply.num_retries
+        try:
+            completion = self._read(reply.content, where=without_passwords(self._chat_url))
+        except EndpointError as error:
+            error.num_retries = num_retries
+            raise
+        return replace(completion, num_retries=num_retries)
 
     async def _refused(self, error: EndpointError) -> EndpointError:
         """Return `error`, as EndpointAccessError if every other request would be refused too.
@@ -217,7 +228,9 @@ class ChatClient:
             advice = self._advice_on_key(error.status)
         shown = without_passwords(self._chat_url)
         text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
-        return EndpointAccessError(text, status=error.status, answer=error.answer)
+        return EndpointAccessError(
+            text, status=error.status, answer=error.answer, num_retries=error.num_retries
+        )
 
     def _advice_on_key(self, status: int) -> str:
         value, variable = self._api_key

@@ -91,7 +91,11 @@ class HttpPool:
         pause_s = _FIRST_PAUSE_S
         num_retries = 0
         while True:
-            outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
+            try:
+                outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
+            except EndpointError as error:
+                error.num_retries = num_retries
+                raise
             if isinstance(outcome, bytes):
                 self._troubles.over(url)
                 return HttpReply(outcome, num_retries)
@@ -101,7 +105,9 @@ class HttpPool:
                 if not num_retries:
                     raise error
                 text = f"{error} (tried {num_retries + 1} times)"
-                raise EndpointError(text, status=error.status, answer=error.answer)
+                raise EndpointError(
+                    text, status=error.status, answer=error.answer, num_retries=num_retries
+                )
             self._troubles.failed(url, str(outcome.error), wait_s=wait_s)
             await asyncio.sleep(wait_s)
             num_retries += 1

@@ -8,7 +8,7 @@ which counts among the failed ones.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.types import (
@@ -27,6 +27,8 @@ from telescope_core.evals.stats import (
     success_rate,
 )
 from telescope_core.records.rows import RolloutRow
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +115,17 @@ class EvalResult:
     reply whose tokens the endpoint did not count are left out; None if no other is left."""
     mean_prompt_tokens: float | None = 0.0
     """Mean number of prompt tokens of the same rollouts, summed over all their turns."""
+    num_prompt_tokens: int | None = None
+    """Prompt tokens of all rollouts, also of failed ones; None if those of one are not known, and
+    in results from before they were summed."""
+    num_completion_tokens: int | None = None
+    """Completion tokens likewise."""
+    costs: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    """Metric such as `judge/cost` -> its sum over all rollouts, also over failed ones; None if that
+    of one is not known."""
     num_http_retries: int = 0
-    """Requests that were sent again because the endpoint was busy or did not answer."""
+    """Requests that were sent again because the endpoint was busy or did not answer, also those
+    that failed in the end."""
     duration_s: float
     """Seconds that the eval took."""
     tasks: tuple[TaskScore, ...] = field(default=())
@@ -168,6 +179,25 @@ def style_of(*values: float | None) -> str:
     """
     largest = max((abs(value) for value in values if value is not None), default=0.0)
     return ".3f" if largest == 0 or 0.01 <= largest < 1e6 else ".3g"
+
+
+def spent_in(result: EvalResult) -> list[tuple[str, str]]:
+    """Return numbers of what all rollouts used, failed ones included, each with its words.
+
+    A dash stands for a number that is not known.
+    """
+    tokens = {"prompt": result.num_prompt_tokens, "completion": result.num_completion_tokens}
+    return [
+        (format_tokens(result.mean_completion_tokens), "tokens each"),
+        *(
+            ("-" if number is None else f"{number:,}", f"{kind} tokens in all")
+            for kind, number in tokens.items()
+        ),
+        *(
+            ("-" if cost is None else f"{cost:.4g}", f"{name} in all")
+            for name, cost in result.costs.items()
+        ),
+    ]
 
 
 def left_out_of(result: EvalResult) -> list[Count]:
@@ -253,6 +283,9 @@ def result_of(
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
         mean_prompt_tokens=_mean_of_known([row.num_prompt_tokens for row in scored]),
+        num_prompt_tokens=_sum_of_known([row.num_prompt_tokens for row in rows]),
+        num_completion_tokens=_sum_of_known([row.num_completion_tokens for row in rows]),
+        costs=_costs(rows),
         num_http_retries=sum(row.num_http_retries for row in rows),
         duration_s=duration_s,
         tasks=tasks,
@@ -284,6 +317,26 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
         num_solved=sum(reward >= threshold for reward in rewards),
         num_failed=sum(not _is_scored(row) for row in group),
     )
+
+
+def _costs(rows: Sequence[RolloutRow]) -> dict[str, float | None]:
+    names = {name for row in rows for name in row.metrics if name.endswith("/cost")}
+    return {
+        name: _sum_of_known(
+            [
+                row.metrics.get(name)
+                for row in rows
+                if name in row.metrics or f"{name.removesuffix('cost')}calls" in row.metrics
+            ]
+        )
+        for name in sorted(names)
+    }
+
+
+def _sum_of_known(values: Sequence[Number | None]) -> Number | None:
+    """Return the sum; None if one of the values is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _mean_of_known(values: Sequence[int | None]) -> float | None:

@@ -63,6 +63,8 @@ class Recorder:
         """Whether there was any request."""
         self.is_out_of_context = False
         """Whether the latest request did not fit the model's context, though earlier ones did."""
+        self.num_lost_retries = 0
+        """Times that requests were sent again which got no answer in the end."""
         self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
         self._conversations: list[list[Message]] = []
 
@@ -242,6 +244,7 @@ class ForwardingPolicy(RecordingPolicy):
                 completion = await asking
             except EndpointError as error:
                 self._waiting.remove(watch)
+                self.recorder.num_lost_retries += error.num_retries
                 # What the endpoint refuses of this one request is for the program to deal with,
                 # such as by a shorter history.
                 if not error.is_of_request or (self.turns and is_too_long(error)):
@@ -348,6 +351,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         rollout,
         turns=tuple(policy.turns),
         conversations=recorder.conversations or rollout.conversations,
+        num_lost_retries=recorder.num_lost_retries,
     )
     if rollout.stop_reason is StopReason.TIMEOUT:
         return _timed_out(rollout, policy)
@@ -384,6 +388,7 @@ def canceled_attempt(
         attempt=attempt,
         turns=tuple(policy.turns) if is_recorded else (),
         conversations=policy.recorder.conversations if is_recorded else (),
+        num_lost_retries=policy.recorder.num_lost_retries if is_recorded else 0,
     )
     return as_cancelled(rollout)
 

@@ -144,6 +144,8 @@ class HelperModel:
             except EndpointAccessError as error:
                 raise EndpointAccessError(f"{self._where}: {error}") from error
             except EndpointError as error:
+                if error.num_retries:
+                    count(f"{self._role}/http_retries", error.num_retries)
                 raise JudgeError(f"{self._where}: {error}") from error
         prompt_tokens, tokens = completion.num_prompt_tokens, completion.num_completion_tokens
         count(f"{self._role}/calls", 1.0)

@@ -71,7 +71,7 @@ class RolloutRow:
     finish_reasons: tuple[FinishReason, ...] = ()
     """The reason for the end of each turn."""
     num_http_retries: int = 0
-    """Requests to the model's endpoint that were sent again after a failure."""
+    """Times that requests to the model's endpoint were sent again after a failure."""
     oldest_version: int | None = None
     newest_version: int | None = None
     version_spans: tuple[tuple[Span, ...], ...] = ()
@@ -155,7 +155,7 @@ def row_of(
         is_truncated=rollout.is_truncated,
         is_refused=rollout.is_refused,
         finish_reasons=tuple(c.finish_reason for c in completions),
-        num_http_retries=sum(c.num_retries for c in completions),
+        num_http_retries=sum(c.num_retries for c in completions) + rollout.num_lost_retries,
         oldest_version=min((c.oldest_version for c in completions), default=None),
         newest_version=max((c.newest_version for c in completions), default=None),
         version_spans=tuple(c.spans for c in completions),

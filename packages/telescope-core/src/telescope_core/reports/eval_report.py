@@ -8,8 +8,8 @@ from telescope_core.evals.result import (
     EvalResult,
     counts_of,
     format_metric,
-    format_tokens,
     left_out_of,
+    spent_in,
 )
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
@@ -52,7 +52,7 @@ def _header(result: EvalResult) -> str:
         (f"{result.num_scored:,}", "rollouts scored"),
         (f"{result.num_failed:,}", "rollouts failed, not scored"),
         *((f"{one.number:,}", one.text) for one in counts_of(result)),
-        (format_tokens(result.mean_completion_tokens), "tokens per rollout"),
+        *spent_in(result),
         *((f"{one.number:,}", one.text) for one in left_out_of(result)),
     ]
     title = f"{result.environment} {result.environment_version}"
