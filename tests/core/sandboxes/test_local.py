@@ -234,6 +234,26 @@ async def test_a_file_beyond_the_disk_is_refused(shared):
     await box.close()
 
 
+async def test_the_work_folder_is_made_again_where_a_program_removed_it(box):
+    for remove in ("rm -rf /tmp/*", "rm -rf /tmp/work"):
+        await box.run(["sh", "-c", remove])
+        assert (await box.run(["pwd"])).text == "/tmp/work\n"
+        await box.run(["sh", "-c", remove])
+        await box.write("file", b"x")
+        assert [one.name for one in await box.list(".")] == ["file"]
+    await box.run(["sh", "-c", "rm -rf /tmp/work; echo text > /tmp/work"])
+    done = await box.run(["pwd"])
+    assert (done.exit_code, done.stderr) == (127, b"pwd: Not a directory\n")
+
+
+async def test_the_number_of_files_is_limited_with_the_disk(shared):
+    """Empty files take no room, but memory of the kernel."""
+    box = await shared.create(SandboxSpec(disk_mb=16, memory_mb=64))
+    code = "import os\nprint(*[os.statvfs(at).f_files for at in ('/tmp', '/dev/shm')])"
+    assert (await box.run(["python3", "-c", code])).text == "4096 2048\n"
+    await box.close()
+
+
 @pytest.mark.slow
 async def test_at_the_end_of_its_time_to_live_a_sandbox_ends_with_its_command(shared):
     box = await shared.create(SandboxSpec(time_to_live_s=0.3))

@@ -229,6 +229,14 @@ def _list(path):
     return b"\0".join(rows)
 
 
+def _make_work():
+    """Make the folder that commands start in, unless it is there: a program may remove it."""
+    try:  # noqa: SIM105 - contextlib would have to be imported
+        os.makedirs("/tmp/work", exist_ok=True)
+    except OSError:  # a program left something else there, or no room: the request will say so
+        pass
+
+
 def _file_request(request):
     if request["op"] == "read":
         return _read(request["path"], request["most"])
@@ -269,7 +277,7 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
     _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
     _signal.signal(_signal.SIGALRM, lambda number, frame: os._exit(0))
     _signal.alarm(time_to_live_s)
-    os.makedirs("/tmp/work", exist_ok=True)
+    _make_work()
     os.chdir("/tmp/work")
     resource.setrlimit(resource.RLIMIT_NPROC, (max_processes, max_processes))
     limits = [
@@ -285,6 +293,7 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
     _answer(connection, b"r", b"1" if rules >= 0 else b"0")
     while True:
         request, descriptors = _next_request(connection)
+        _make_work()
         if request["op"] == "run":
             program = _run(connection, wakeups, request, descriptors, rules, limits)
             if program is not None:

@@ -30,7 +30,9 @@ _NO_NEW_PRIVILEGES, _SET_FILTER, _FILTER, _DROP_BOUND = 38, 22, 2, 24
 _AMBIENT, _AMBIENT_CLEAR, _SET_NAME = 47, 4, 15
 _CAPABILITIES_VERSION = 0x20080522
 _SET_INTERFACE_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
-_SHARED_MEMORY = b"mode=1777,size=8388608"
+_SHARED_MEMORY = b"mode=1777,size=8388608,nr_inodes=2048"
+_BYTES_PER_INODE = 4096
+"""A page, the least that a file with content takes: only empty files are limited by number."""
 _MAX_DISK = 1 << 62
 _IDLE_MS = 60_000
 _MAX_REQUEST = 1 << 16
@@ -92,7 +94,9 @@ def _mount_own(disk_bytes):
     terminals = b"newinstance,ptmxmode=0666,mode=620"
     _mount(b"devpts", b"/dev/pts", b"devpts", _NO_SETUID | _NO_EXEC, terminals)
     _mount(b"tmpfs", b"/dev/shm", b"tmpfs", plain, _SHARED_MEMORY)
-    _mount(b"tmpfs", b"/tmp", b"tmpfs", plain, f"mode=755,size={disk_bytes}".encode())
+    num_inodes = max(1024, disk_bytes // _BYTES_PER_INODE)
+    own = f"mode=755,size={disk_bytes},nr_inodes={num_inodes}"
+    _mount(b"tmpfs", b"/tmp", b"tmpfs", plain, own.encode())
 
 
 def _raise_loopback():
