@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from telescope_core import ConfigError, Example, Message, Split
-from telescope_core.dataset_source import DatasetSource, DatasetSpec
+from telescope_core.dataset_source import DatasetSource, DatasetSpec, as_prompt, load_table
 from telescope_core.errors import EnvironmentLoadError
 from telescope_core.examples import split_of
 
@@ -82,6 +82,42 @@ def test_parquet_with_fields_of_ones_own_and_a_prompt_of_messages(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_calls_from_parquet_have_the_arguments_that_somebody_wrote(tmp_path, is_folder):
+    """Each struct of a column has the keys of all others, as nulls."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def turns(*given):
+        calls = [
+            {"id": str(i), "function": {"name": "f", "arguments": arguments}}
+            for i, arguments in enumerate(given)
+        ]
+        return [
+            {"role": "user", "content": "2+2?", "tool_calls": None},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+        ]
+
+    rows = [
+        {"prompt": turns({"city": "Oslo"}, {"at": {"x": 1}, "n": [{"y": 2}]}, None)},
+        {"prompt": turns({"at": {"z": 3}, "n": [{"w": 4}]})},
+    ]
+    path = tmp_path / "data" / "train.parquet"
+    path.parent.mkdir()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    table = load_table(spec(path.parent if is_folder else path, tmp_path), "train")
+    found = [
+        [json.loads(call.arguments) for call in as_prompt(row["prompt"])[1].tool_calls]
+        for row in table
+    ]
+    expected = [
+        [{"city": "Oslo"}, {"at": {"x": 1}, "n": [{"y": 2}]}, {}],
+        [{"at": {"z": 3}, "n": [{"w": 4}]}],
+    ]
+    assert found == expected
+    assert (len(table), as_prompt(table[1]["prompt"])) == (2, as_prompt([*table][1]["prompt"]))
+
+
 @pytest.mark.slow
 def test_a_folder_has_splits_and_what_is_held_out_is_not_trained_on(tmp_path):
     folder = tmp_path / "folder"
@@ -151,6 +187,12 @@ def test_answers_may_be_missing_where_that_is_meant(tmp_path):
     path = write(tmp_path / "open.jsonl", [{"question": "1?", "answer": None}])
     source = {s: DatasetSource(spec(path, tmp_path, needs_answer=False), s) for s in Split}
     assert [e.answer for split in Split for e in examples(source[split])] == [""]
+
+
+def test_the_rows_of_a_list_are_counted_from_1(tmp_path):
+    (tmp_path / "list.json").write_text('[{"question": "1?"}, 7]')
+    with pytest.raises(EnvironmentLoadError, match=r"list\.json, item 2 is 7"):
+        load_table(spec(tmp_path / "list.json", tmp_path), "train")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from telescope_core.examples.rows import (
     ANSWER_FIELDS,
     FILE_SUFFIXES,
     PROMPT_FIELDS,
+    ArrowRows,
     Kept,
     Mark,
     Row,
@@ -170,7 +171,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         builder = _builder(library, path, common)
         if builder.name in _MAY_SAY:
             return _as_written(library, builder, split, spec.cache_dir)
-        return library.load_dataset(path, split=split, **common)
+        return ArrowRows(library.load_dataset(path, split=split, **common))
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise EnvironmentLoadError(
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"

@@ -252,6 +252,60 @@ def _require_calls(calls: Sequence[object]) -> None:
                 )
 
 
+class ArrowRows:
+    """Rows of a table of Arrow, with tool calls that have the arguments which somebody wrote.
+
+    A column has one type, so that each object in it has the keys of all others, as nulls. Whether
+    a null was written there is not known; arguments lose it.
+    """
+
+    def __init__(self, rows: Table) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return _with_arguments_as_written(self._rows[index])
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(_with_arguments_as_written, self._rows)
+
+
+def _with_arguments_as_written(row: Row) -> Row:
+    return {name: _messages_as_written(value) for name, value in row.items()}
+
+
+def _messages_as_written(value: Any) -> Any:
+    """Return `value`, or if it is a list of messages, these without nulls in arguments."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {**one, "tool_calls": [_call_as_written(call) for call in one["tool_calls"]]}
+        if isinstance(one, Mapping) and isinstance(one.get("tool_calls"), list)
+        else one
+        for one in cast(list[Any], value)
+    ]
+
+
+def _call_as_written(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": dict() as arguments} as function}:
+            return {**call, "function": {**function, "arguments": without_nulls(arguments)}}
+        case _:
+            return call
+
+
+def without_nulls(value: Any) -> Any:
+    """Return `value` without the keys, at any depth, whose value is null."""
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {key: without_nulls(one) for key, one in items if one is not None}
+    return (
+        [without_nulls(one) for one in cast(list[Any], value)] if isinstance(value, list) else value
+    )
+
+
 class _ParquetRows:
     """The rows of a parquet file, which stay in columns until they are asked for."""
 
@@ -276,7 +330,7 @@ def _json(path: Path) -> Table:
         file.seek(0)
         if begin == "[":
             items = cast(list[object], _parsed(file.read(), str(path)))
-            return [_as_row(row, f"{path}, item {number}") for number, row in enumerate(items)]
+            return [_as_row(row, f"{path}, item {number}") for number, row in enumerate(items, 1)]
         lines = ((f"{path}:{number}", line.strip()) for number, line in enumerate(file, 1))
         return [_as_row(_parsed(line, where), where) for where, line in lines if line]
 
@@ -321,7 +375,7 @@ def _parquet(path: Path) -> Table:
     except arrow.ArrowInvalid as error:
         raise EnvironmentLoadError(f"{path} is not a parquet file: {error}") from error
     _require_once(table.column_names, str(path))
-    return _ParquetRows(table)
+    return ArrowRows(_ParquetRows(table))
 
 
 def _require_once(names: Sequence[str], where: str) -> None:

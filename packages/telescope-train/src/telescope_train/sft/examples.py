@@ -20,6 +20,7 @@ from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
 from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
+from telescope_core.examples.rows import without_nulls
 from telescope_core.open import open_environment
 from telescope_train.batches.batch import TrainingSample
 from telescope_train.chat.supervised import RenderedConversation, render_conversations
@@ -66,7 +67,7 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
         chat, offered = row[config.messages_field], row.get(_TOOLS)
         if not isinstance(table, list):
             # The columns of a table have one type: its rows get the keys of all others, as nulls.
-            chat, offered = _without_nulls(chat), _without_nulls(offered)
+            chat, offered = without_nulls(chat), without_nulls(offered)
         messages, learnt = _messages(chat, label)
         conversations.append(
             Conversation(
@@ -89,13 +90,6 @@ def _load(config: SftConfig) -> Table:
         return load_table(spec, config.dataset_split)
     except EnvironmentLoadError as error:
         raise ConfigError(f"dataset {config.dataset!r} cannot be read: {error}") from error
-
-
-def _without_nulls(value: Any) -> Any:
-    """Return `value` without the keys, at any depth, whose value is null."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _messages(row: Any, label: str) -> tuple[tuple[Message, ...], frozenset[int]]:
