@@ -254,6 +254,19 @@ async def test_what_does_not_start_says_why(server, problem):
     assert problem in rollout.error
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_numbers_that_would_arrive_as_null_are_refused(address, number):
+    client = environment_with(McpServer(url=address))
+    call = f'{{"name": "note", "arguments": {{"text": "x", "more": [{number}]}}}}'
+    try:
+        rollout = await play(client, f"<tool_call>{call}</tool_call>")
+    finally:
+        await client.close()
+    (said,) = responses(rollout)
+    assert "the arguments of note hold NaN or a number beyond 64 bits" in said
+    assert rollout.status is RolloutStatus.KEPT
+
+
 async def test_a_tool_that_the_server_does_not_have_names_the_nearest(address):
     client = environment_with(McpServer(url=address, only=("ad",)))
     rollout = await play(client)

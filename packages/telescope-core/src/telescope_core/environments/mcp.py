@@ -174,6 +174,13 @@ class McpConnection:
         arguments = json_object(text or "{}")
         if arguments is None:
             raise BadArgumentsError(f"the arguments of {name} must be a JSON object, got {text!r}")
+        try:
+            json.dumps(arguments, allow_nan=False)
+        except ValueError:  # the client would send null
+            raise BadArgumentsError(
+                f"the arguments of {name} hold NaN or a number beyond 64 bits, which JSON does not "
+                f"have, got {text!r}; give a finite number"
+            ) from None
         if self._client is None:
             raise self._gone("it was closed")
         try:
