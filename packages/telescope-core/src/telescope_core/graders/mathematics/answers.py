@@ -20,19 +20,22 @@ _MAX_COMPLETION = 100_000
 """Characters at the end of a completion that are searched."""
 _MAX_LINE = 2000
 _AROUND = r"(?:[\s,;$]|\\[()\[\]]|\\q?quad)*"
-_JOINED = re.compile(rf"{_AROUND}(?:and|or|\\text\{{ *(?:and|or) *\}}|,|;){_AROUND}")
+_JOINED = re.compile(
+    rf"{_AROUND}(?:and|or|\\text\{{ *(?:and|or) *\}}|[,;\uff0c\uff1b\u3001]){_AROUND}"
+)
 _DISPLAYED = re.compile(r"\\\[.*?\\\]|\$\$.*?\$\$", re.DOTALL)
 _LINE = re.compile(
     r"^[\s>*_#$]*(?:\\(?:text|textbf|mathbf)\{)?(?:the |my )?(?:final |correct )?answer(?: is)?"
-    r"[*_]*\s*:[\s*_}]*(?P<rest>.*)|^\s*####(?P<hashes>.*)",
+    r"[*_]*\s*[:\uff1a][\s*_}]*(?P<rest>.*)|^\s*####(?P<hashes>.*)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SAID = re.compile(
-    r".*(?<![a-z])(?:answer\s+(?:is|was)(?:\s+(?:therefore|thus|then|simply))?:?|final answer\s*:)",
+    r".*(?<![a-z])(?:answer\s+(?:is|was)(?:\s+(?:therefore|thus|then|simply))?[:\uff1a]?"
+    r"|final answer\s*[:\uff1a])",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[A-Za-z]{2,}")
-_SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen)s?[.,;]?")
+_SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore)s?[.,;]?")
 _COMMANDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 """Calculator notes in worked solutions of GSM8K: `<<18-7=11>>`."""

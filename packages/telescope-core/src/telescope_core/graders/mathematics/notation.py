@@ -23,7 +23,11 @@ GREEK = frozenset(
 """Commands of Greek letters that stand for variables."""
 _SIGNS = str.maketrans(
     {
-        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
+        # Full-width forms of ASCII, among them digits, brackets and the colon.
+        **{chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)},
+        "\u3001": ", ",
+        "\u2236": ":",
+        **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
         **dict.fromkeys(
             "\u00a0\u2002\u2003\u2005\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\n", " "
         ),
@@ -34,10 +38,6 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("\u2265\u2a7e", "\\ge "),
         **dict.fromkeys("\u00b0\u00ba\u02da", "\\degree "),
         **dict.fromkeys("\u2032\u2019\u02bc", "'"),
-        "\uff0b": "+",
-        "\uff1d": "=",
-        "\uff0c": ",",
-        "\uff05": "%",
         "\u00d7": "\\times ",
         "\u2715": "\\times ",
         "\u2217": "*",
@@ -67,6 +67,8 @@ _ROOT = re.compile("\u221a *([0-9.]+|[A-Za-z])?")
 _LOOKS = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\! *"
 )
+_THOUSANDS = re.compile(r"(?<=[0-9]),\\! *(?=[0-9]{3}(?![0-9]))")
+"""A comma that TeX draws close to the digits, which no list has."""
 _BARE = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathnormal|boxed|fbox|ensuremath) *\{")
 _UPRIGHT = re.compile(r"\\(?:mathrm|textrm|textbf|textit|textnormal|texttt|mbox|hbox|rm) *\{")
 _SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|thinspace|enspace|space)(?![A-Za-z])| +")
@@ -111,14 +113,15 @@ def normalized(text: str) -> str:
     plain = _RAISED.sub(lambda found: f"^{{{_digits(found[0])}}}", plain)
     plain = _LOWERED.sub(lambda found: f"_{{{_digits(found[0])}}}", plain)
     plain = _ROOT.sub(lambda found: f"\\sqrt{{{found[1]}}}" if found[1] else "\\sqrt ", plain)
-    plain = _without_dollars(_LOOKS.sub("", plain.translate(_SIGNS)))
+    plain = _THOUSANDS.sub("", plain.translate(_SIGNS))
+    plain = _without_dollars(_LOOKS.sub("", plain))
     plain = _UPRIGHT.sub(r"\\text{", plain)
     while found := _BARE.search(plain):
         plain = plain[: found.start()] + plain[found.end() - 1 :]
     plain = _SPACES.sub(" ", plain)
     for pattern, spelling in _SPELLINGS:
         plain = pattern.sub(spelling, plain)
-    return _SPACES.sub(" ", plain).strip().rstrip(".,;: ")
+    return _SPACES.sub(" ", plain).strip().rstrip(".,;: \u3002")
 
 
 def closing(text: str, start: int) -> int:

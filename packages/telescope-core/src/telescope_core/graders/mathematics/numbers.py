@@ -24,9 +24,9 @@ _NUMBER = re.compile(
     rf"(?P<bottom_2>{_PART}|{_GROUPED})"
     rf"|(?P<decimal>{_DECIMAL})"
     r"(?:[eE](?P<exponent>[-+]?[0-9]{1,3})"
-    r"| *(?:\\times|\\cdot|\*) *10 *\^ *"
+    r"| *(?:\\times|\\cdot|\*|[xX]) *10 *\^ *"
     r"(?:\{ *(?P<exponent_2>[-+]?[0-9]{1,3}) *\}|(?P<exponent_3>[0-9]{1,3})))?"
-    r")(?: *(?P<scale>hundred|thousand|million|billion|trillion|dozen))?",
+    r")(?: *(?P<scale>hundred|thousand|million|billion|trillion|dozen|lakh|crore)s?)?",
     re.ASCII,
 )
 _SCALES = {
@@ -36,9 +36,16 @@ _SCALES = {
     "billion": 10**9,
     "trillion": 10**12,
     "dozen": 12,
+    "lakh": 10**5,
+    "crore": 10**7,
 }
 _SCALE_IN_TEXT = re.compile(rf"\\text\{{ *({'|'.join(_SCALES)})s?(?![a-z])([^{{}}]*)\}}")
 _SEPARATORS = re.compile(r"[,' ]")
+_ORDINAL = re.compile(
+    r"([0-9]{1,9})(?:(st|nd|rd|th)|(?: |\^ *)*\{? *\\text *\{ *(st|nd|rd|th) *\} *\}?)", re.ASCII
+)
+_ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
+ORDINAL = Unit(dimensions=(("ordinal", 1),))
 MONEY = Unit(dimensions=(("money", 1),))
 
 
@@ -76,6 +83,8 @@ class Amount:
 
 def read_amount(text: str) -> Amount | None:
     """Return the number and unit that all of normalized `text` forms; None if it is no number."""
+    if (ordinal := _ORDINAL.fullmatch(text)) and _is_ordinal(ordinal[1], ordinal[2] or ordinal[3]):
+        return Amount(value=Fraction(int(ordinal[1])), unit=ORDINAL, text=text)
     body, unit = split_unit(_SCALE_IN_TEXT.sub(_scale_and_unit, text))
     while re.fullmatch(r"\([^(),]*\)|\{[^{},]*\}", body):
         body = body[1:-1].strip()
@@ -100,6 +109,12 @@ def read_amount(text: str) -> Amount | None:
         is_quotient=is_quotient,
         text=text,
     )
+
+
+def _is_ordinal(digits: str, ending: str) -> bool:
+    """Return whether `digits` has the ending of its ordinal; others may be units or variables."""
+    is_teen = f"0{digits}"[-2] == "1"
+    return ending == ("th" if is_teen else _ENDINGS.get(digits[-1], "th"))
 
 
 def _scale_and_unit(found: "re.Match[str]") -> str:

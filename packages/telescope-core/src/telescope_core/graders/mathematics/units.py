@@ -90,6 +90,7 @@ _NO_LABEL_WORDS = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
 sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred
 thousand million billion trillion hundreds thousands millions billions trillions dozen dozens half
+lakh lakhs crore crores
 halves third thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh sevenths
 eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth thousandths pair pairs
 score double twice triple and or to plus minus times over mod modulo by less more than least most

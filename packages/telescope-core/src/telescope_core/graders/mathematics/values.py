@@ -32,6 +32,10 @@ _NAME = re.compile(
 _EQUALS = re.compile(r"(?<![\\<>!=:])=(?!=)")
 _ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|\u2248")
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
+_BUILT = re.compile(
+    rf"(?P<name>{_LETTER}) *(?:\\in *\\mathbb\{{R\}} *)?(?:\\mid(?![A-Za-z])|\||:)"
+    r"(?P<condition>[^=|:]*)"
+)
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,} +[A-Za-z]{2,}|[0-9] +[A-Za-z]{4,}")
@@ -278,7 +282,7 @@ def _inside_brackets(text: str) -> Value | None:
     if text.startswith("\\{") and text.endswith("\\}") and closing(text, 1) == len(text) - 1:
         inside = text[2:-2].strip()
         if re.search(r"\\mid(?![A-Za-z])|\||:", inside):
-            return None
+            return _built_set(inside)
         return _group(ValueKind.SET, split_list(inside, groups=False) if inside else (), text)
     if text == "\\emptyset":
         return Grouped(kind=ValueKind.SET, members=(), text=text)
@@ -296,6 +300,20 @@ def _inside_brackets(text: str) -> Value | None:
     if len(parts) == 1:
         return _read(parts[0])
     return _group(ValueKind(f"{text[0]}{text[-1]}"), parts, text)
+
+
+def _built_set(inside: str) -> Value | None:
+    r"""Return the interval or set of `x : x > 3`, the inside of braces; None for others.
+
+    The condition has to be one inequality or membership of a real number.
+    """
+    built = _BUILT.fullmatch(inside)
+    if built is None or len(split_list(built["condition"])) > 1:
+        return None
+    condition = _named(built["condition"].strip())
+    if not isinstance(condition, Named) or condition.name != built["name"].strip():
+        return None
+    return condition.value if isinstance(condition.value, Grouped) else None
 
 
 def _leaf(text: str) -> Value:
