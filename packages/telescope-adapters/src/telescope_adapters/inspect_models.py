@@ -228,12 +228,10 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
             stopped = "max_tokens" if said.finish_reason == "length" else said.finish_reason
             choice = model.ChatCompletionChoice(message=message, stop_reason=stopped)
             num_in, num_out = said.num_prompt_tokens, said.num_completion_tokens
-            usage = model.ModelUsage(
-                input_tokens=num_in, output_tokens=num_out, total_tokens=num_in + num_out
-            )
-            return model.ModelOutput(
-                model=_POLICY, choices=[choice], usage=usage if said.is_counted else None
-            )
+            total = num_in + num_out
+            usage = model.ModelUsage(input_tokens=num_in, output_tokens=num_out, total_tokens=total)
+            known = {"usage": usage} if said.is_counted else {}
+            return model.ModelOutput(model=_POLICY, choices=[choice], **known)
 
     class PolicyModel(model.Model):
         def __init__(self, episode: Episode[Any]) -> None:

@@ -283,8 +283,8 @@ def result_of(
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
         mean_prompt_tokens=_mean_of_known([row.num_prompt_tokens for row in scored]),
-        num_prompt_tokens=_sum_of_known([row.num_prompt_tokens for row in rows]),
-        num_completion_tokens=_sum_of_known([row.num_completion_tokens for row in rows]),
+        num_prompt_tokens=_sum_of_known([row.num_prompt_tokens for row in rows], 0),
+        num_completion_tokens=_sum_of_known([row.num_completion_tokens for row in rows], 0),
         costs=_costs(rows),
         num_http_retries=sum(row.num_http_retries for row in rows),
         duration_s=duration_s,
@@ -327,16 +327,17 @@ def _costs(rows: Sequence[RolloutRow]) -> dict[str, float | None]:
                 row.metrics.get(name)
                 for row in rows
                 if name in row.metrics or f"{name.removesuffix('cost')}calls" in row.metrics
-            ]
+            ],
+            0.0,
         )
         for name in sorted(names)
     }
 
 
-def _sum_of_known(values: Sequence[Number | None]) -> Number | None:
+def _sum_of_known(values: Sequence[Number | None], start: Number) -> Number | None:
     """Return the sum; None if one of the values is unknown."""
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return sum(known, start) if len(known) == len(values) else None
 
 
 def _mean_of_known(values: Sequence[int | None]) -> float | None:

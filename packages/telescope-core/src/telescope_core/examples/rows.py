@@ -278,22 +278,15 @@ def _with_arguments_as_written(row: Row) -> Row:
 
 def _messages_as_written(value: Any) -> Any:
     """Return `value`, or if it is a list of messages, these without nulls in arguments."""
-    if not isinstance(value, list):
-        return value
-    return [
-        {**one, "tool_calls": [_call_as_written(call) for call in one["tool_calls"]]}
-        if isinstance(one, Mapping) and isinstance(one.get("tool_calls"), list)
-        else one
-        for one in cast(list[Any], value)
-    ]
-
-
-def _call_as_written(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": dict() as arguments} as function}:
-            return {**call, "function": {**function, "arguments": without_nulls(arguments)}}
+    if isinstance(value, list):
+        return [_messages_as_written(one) for one in cast(list[Any], value)]
+    match value:
+        case {"tool_calls": calls}:
+            return {**value, "tool_calls": _messages_as_written(calls)}
+        case {"function": {"arguments": arguments} as function}:
+            return {**value, "function": {**function, "arguments": without_nulls(arguments)}}
         case _:
-            return call
+            return value
 
 
 def without_nulls(value: Any) -> Any:

@@ -83,8 +83,11 @@ class Amount:
 
 def read_amount(text: str) -> Amount | None:
     """Return the number and unit that all of normalized `text` forms; None if it is no number."""
-    if (ordinal := _ORDINAL.fullmatch(text)) and _is_ordinal(ordinal[1], ordinal[2] or ordinal[3]):
-        return Amount(value=Fraction(int(ordinal[1])), unit=ORDINAL, text=text)
+    if ordinal := _ORDINAL.fullmatch(text):
+        digits, is_teen = ordinal[1], f"0{ordinal[1]}"[-2] == "1"
+        # With another ending it may be a unit, or variables.
+        if (ordinal[2] or ordinal[3]) == ("th" if is_teen else _ENDINGS.get(digits[-1], "th")):
+            return Amount(value=Fraction(int(digits)), unit=ORDINAL, text=text)
     body, unit = split_unit(_SCALE_IN_TEXT.sub(_scale_and_unit, text))
     while re.fullmatch(r"\([^(),]*\)|\{[^{},]*\}", body):
         body = body[1:-1].strip()
@@ -109,12 +112,6 @@ def read_amount(text: str) -> Amount | None:
         is_quotient=is_quotient,
         text=text,
     )
-
-
-def _is_ordinal(digits: str, ending: str) -> bool:
-    """Return whether `digits` has the ending of its ordinal; others may be units or variables."""
-    is_teen = f"0{digits}"[-2] == "1"
-    return ending == ("th" if is_teen else _ENDINGS.get(digits[-1], "th"))
 
 
 def _scale_and_unit(found: "re.Match[str]") -> str:
