@@ -1,5 +1,6 @@
 """`telescope env list` and `info`: what they show, in 80 columns, and what they import."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -207,6 +208,34 @@ def test_a_damaged_record_is_listed_and_says_what_to_do_where_it_is_needed(
     assert (code, "telescope env install acme/toy" in out) == (1, True)
     assert telescope("env", "uninstall", "acme/toy")[0] == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize("obstacle", ["its lock", "its record"])
+def test_a_failed_uninstall_leaves_the_environment_and_its_lock(
+    published, installed, home, telescope, monkeypatch, obstacle
+):
+    write_lock(Path(LOCK_NAME), Lock(environments=(lock_of(installed, published.address),)))
+    before = Path(LOCK_NAME).read_bytes()
+    if obstacle == "its lock":
+        (home / "locks").write_text("no folder")
+    else:
+        unlink = Path.unlink
+
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            if path.parent.name == "acme":
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            unlink(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+    assert telescope("env", "uninstall", "acme/toy")[0] == 2
+    assert "acme/toy" in known_ids()
+    assert Path(LOCK_NAME).read_bytes() == before
+
+
+def test_an_uninstall_tells_what_it_removed_before_an_error(installed, telescope):
+    code, out, err = telescope("env", "uninstall", "acme/toy", "nothing")
+    assert (code, out) == (2, "acme/toy 0.1.0: removed\n")
+    assert "'nothing'" in err
 
 
 def test_an_installation_whose_python_has_gone_is_not_listed(installed, tmp_path):

@@ -219,23 +219,27 @@ def uninstall(
     """
     lock = None if no_lock else find_lock()
     rows: list[dict[str, str]] = []
-    for name in names:
-        foreign = unlink_adapted(name)
-        if foreign is not None:
-            rows.append({"id": name, "unlinked": foreign.interpreter or "this Python"})
-            continue
-        link = unlink(name)
-        if link is not None:
-            rows.append({"id": link.id, "unlinked": str(link.folder)})
-            continue
-        found = uninstall_environment(name, lock=lock)
-        rows.append({"id": found.id, "version": found.version})
-    if as_json:
-        typer.echo(json.dumps(rows))
-        return
-    for row in rows:
-        done = f"no longer linked to {row['unlinked']}" if "unlinked" in row else "removed"
-        typer.echo(f"{row['id']}{' ' + row['version'] if 'version' in row else ''}: {done}")
+    try:
+        for name in names:
+            rows.append(_removed(name, lock))
+    finally:  # What was removed before an error is told as well.
+        if as_json:
+            typer.echo(json.dumps(rows))
+        for row in () if as_json else rows:
+            done = f"no longer linked to {row['unlinked']}" if "unlinked" in row else "removed"
+            typer.echo(f"{row['id']}{' ' + row['version'] if 'version' in row else ''}: {done}")
+
+
+def _removed(name: str, lock: Path | None) -> dict[str, str]:
+    """Remove the link or the installation of `name`; returns its row for --json."""
+    foreign = unlink_adapted(name)
+    if foreign is not None:
+        return {"id": name, "unlinked": foreign.interpreter or "this Python"}
+    link = unlink(name)
+    if link is not None:
+        return {"id": link.id, "unlinked": str(link.folder)}
+    found = uninstall_environment(name, lock=lock)
+    return {"id": found.id, "version": found.version}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,27 +75,36 @@ def install(
 def uninstall(text: str, *, lock: Path | None = None) -> InstalledEnvironment:
     """Remove an installed environment, and its virtual environment if no project locks it.
 
-    Its entry in the telescope.lock at `lock` is removed as well. The dependencies of a shared
-    installation stay. Returns what was removed.
+    Its entry in the telescope.lock at `lock` is removed as well; if anything fails, both stay. The
+    dependencies of a shared installation stay. Returns what was removed.
     """
     found = find_installed(text)
     if found is None:
         known = [environment.id for environment in installed_environments()]
         raise unknown_name("installed environment", text, known)
-    if lock is not None:
-        forget_in_lock(lock, found.id)
     remove_leftovers()
-    remove_installed(found)
+    remove_installed(found, lock=lock)
     return found
 
 
-def remove_installed(found: InstalledEnvironment) -> None:
-    """Remove the record of an environment, its package in this Python, and its unused folders."""
+def remove_installed(found: InstalledEnvironment, *, lock: Path | None = None) -> None:
+    """Remove an environment: its package in this Python, its record, and its unused folders.
+
+    Its entry in the telescope.lock at `lock` is removed as well; it comes back if the rest fails.
+    """
     with installing(found.id):
-        if found.is_recorded:
-            remove_record(found.id)
-        if found.interpreter == sys.executable:
-            uninstall_distribution(found.distribution)
+        entry = read_lock(lock).find(found.id) if lock is not None else None
+        if lock is not None:
+            forget_in_lock(lock, found.id)
+        try:
+            if found.interpreter == sys.executable:
+                uninstall_distribution(found.distribution)
+            if found.is_recorded:
+                remove_record(found.id)
+        except BaseException:
+            if lock is not None and entry is not None:
+                change_lock(lock, lambda now: now.merged([entry]))
+            raise
         remove_unused_venvs(found.id)
 
 
