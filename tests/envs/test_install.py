@@ -48,7 +48,7 @@ def telescope(fresh_python, tmp_path):
 
 def installed(telescope) -> dict[str, str]:
     rows = json.loads(telescope("env", "list", "--installed", "--json").stdout)
-    return {row["id"]: row["version"] for row in rows if row["id"].startswith("acme/")}
+    return {row["id"]: row["installed"] for row in rows if row["id"].startswith("acme/")}
 
 
 def test_install_locate_list_and_uninstall(published, telescope):

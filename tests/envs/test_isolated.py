@@ -149,7 +149,7 @@ def test_an_isolated_environment_plays_in_its_own_interpreter(
     assert found["tags"]["found"] == "", "only core and the environment are in there"
     assert not found["here"], "the interpreter of the host has no part of it"
     listed = json.loads(telescope("env", "list", "--installed", "--json").stdout)
-    assert {"acme/toy": "0.1.0"}.items() <= {row["id"]: row["version"] for row in listed}.items()
+    assert {"acme/toy": "0.1.0"}.items() <= {row["id"]: row["installed"] for row in listed}.items()
     assert "already installed" in telescope("env", "install", "toy").stdout
     assert telescope("env", "uninstall", "toy").returncode == 0
     assert not venv.exists()

@@ -2,13 +2,14 @@
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.envs.projects import toy_publication
+from tests.envs.projects import toy_publication, write_registry
 from tests.envs.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
@@ -70,14 +71,51 @@ def test_filters_and_json_say_what_is_here(published, installed, telescope):
     write_lock(Path(LOCK_NAME), Lock(environments=(lock_of(installed, published.address),)))
     for flag in ("--installed", "--locked"):
         rows = json.loads(telescope("env", "list", flag, "--owner", "acme", "--json")[1])
-        assert [(row["id"], row["installed"], row["locked"]) for row in rows] == [
-            ("acme/toy", "0.1.0", "0.1.0")
+        assert [(row["id"], row["version"], row["installed"], row["locked"]) for row in rows] == [
+            ("acme/toy", None, "0.1.0", "0.1.0")
         ]
+        row = telescope("env", "list", flag, "--owner", "acme")[1].splitlines()[1]
+        assert row.split()[:4] == ["acme/toy", "-", "0.1.0", "0.1.0"]
     assert "locked" in telescope("env", "list")[1].splitlines()[0]
     assert json.loads(telescope("env", "list", "--outdated", "--json")[1]) == []
     code, _, err = telescope("env", "list", "--owner", "acmee")
     assert code == 2
     assert "did you mean 'acme'?" in err
+
+
+def test_what_is_outdated_is_asked_of_the_registry_it_came_from(
+    published, installed, home, telescope, tmp_path
+):
+    def listed(*flags: str) -> tuple[list[tuple[str, bool]], str]:
+        _, out, err = telescope("env", "list", *flags, "--owner", "acme", "--json")
+        return [(row["version"], row["is_outdated"]) for row in json.loads(out)], err
+
+    other = write_registry(tmp_path / "other")
+    for version in ("0.1.0", "0.2.0"):
+        other.store.publish(toy_publication(version))
+    published.store.publish(toy_publication("0.3.0"))
+    assert listed("--outdated") == ([("0.3.0", True)], "")
+    change_record(home, registry=other.address)
+    assert listed("--outdated") == listed() == ([("0.2.0", True)], "")
+    assert listed("--registry", published.address) == ([("0.3.0", True)], "")
+    other.store.change_status("acme/toy", lambda status: Status(yanked={"0.2.0": "wrong gold"}))
+    assert listed() == ([("0.1.0", False)], "")
+    shutil.rmtree(other.address)
+    rows, err = listed()
+    assert rows == [(None, False)]
+    assert f"acme/toy, which came from {other.address}" in err
+
+
+def test_a_search_shows_no_more_than_the_limit(published, installed, telescope):
+    published.store.publish(toy_publication("0.3.0"))
+    published.store.publish(toy_publication("0.2.0", name="toys"))
+    code, out, _ = telescope("env", "search", "toys", "--limit", "1", "--json")
+    assert (code, [row["id"] for row in json.loads(out)]) == (0, ["acme/toys"])
+    _, out, _ = telescope("env", "search", "toy", "--json")
+    assert {row["id"]: row["version"] for row in json.loads(out)} == {
+        "acme/toy": "0.3.0",
+        "acme/toys": "0.2.0",
+    }
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from packaging.version import InvalidVersion, Version
 
-from telescope_cli.env.options import JsonOption, RegistryOption
+from telescope_cli.env.options import JsonOption, RegistryOption, progress
 from telescope_core.base.errors import RegistryError, TelescopeError, nearest, unknown_name
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.catalog import search as search_catalog
@@ -16,6 +16,7 @@ from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
 from telescope_envs.records.lockfile import find_lock, read_lock
 from telescope_envs.registry import Registry, open_registry
+from telescope_envs.registry.config import parse_address
 from telescope_envs.registry.resolving import notices
 
 WIDTH = 80
@@ -26,8 +27,8 @@ class ListedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a list."""
 
     id: str
-    version: str
-    """The newest version in the registry, or the installed one if it is not in the registry."""
+    version: str | None
+    """The newest version in the registry; None if it is not there, or no registry was asked."""
     installed: str | None
     linked: str | None
     """The project folder, if it is linked."""
@@ -58,15 +59,15 @@ def list_environments(
 ) -> None:
     """List environments: installed, linked, locked, and in the registry.
 
+    What was installed from another registry is compared with that one, unless --registry is given.
+
     Example: telescope env list --installed
     """
     needs_registry = outdated or not (installed or locked)
     opened = open_registry(registry) if needs_registry else None
-    catalog = opened.catalog() if opened is not None else []
-    rows = _listed_environments(catalog)
-    if opened is not None:
-        published = {row.id for row in catalog}
-        rows = [_warned(row, opened) if row.id in published else row for row in rows]
+    published = _published(opened, asks_others=not registry) if opened is not None else {}
+    rows = _listed_environments(one.row for one in published.values())
+    rows = [_warned(row, published[row.id]) if row.id in published else row for row in rows]
     wanted = [
         row
         for row in rows
@@ -108,7 +109,7 @@ def search(
             raise unknown_name("tag", one, known)
     found = search_catalog(catalog, words, tags)
     rows = _listed_environments(found[:limit])
-    ranks = {row.id: rank for rank, row in enumerate(found)}
+    ranks = {row.id: rank for rank, row in enumerate(found[:limit])}
     rows = sorted((row for row in rows if row.id in ranks), key=lambda row: ranks[row.id])
     if as_json:
         typer.echo(msgspec.json.encode(rows).decode())
@@ -122,6 +123,38 @@ def search(
         advice = f"; the nearest names are {', '.join(close)}" if close else ""
         nothing = f"Nothing in {opened.address} matches {words!r}{advice}"
         typer.echo(f"{nothing}. To see all: telescope env list")
+
+
+class _Published(NamedTuple):
+    """An environment in a registry."""
+
+    registry: Registry
+    row: CatalogRow
+
+
+def _published(default: Registry, *, asks_others: bool) -> dict[str, _Published]:
+    """Return what is in `default`, by id; or what is installed as it is in its own registry.
+
+    Other registries are asked only if `asks_others`. One that cannot be read is named on standard
+    error, and what was installed from it is left out.
+    """
+    published = {row.id: _Published(default, row) for row in default.catalog()}
+    elsewhere: dict[str, set[str]] = {}
+    for found in installed_environments() if asks_others else ():
+        if found.registry:
+            elsewhere.setdefault(found.registry, set()).add(found.id)
+    for address, ids in elsewhere.items():
+        try:
+            if parse_address(address).is_place_of(parse_address(default.address)):
+                continue
+            for one in ids:
+                published.pop(one, None)
+            own = open_registry(address)
+            published |= {row.id: _Published(own, row) for row in own.catalog() if row.id in ids}
+        except TelescopeError as error:
+            named = ", ".join(sorted(ids))
+            progress(f"warning: no newest version of {named}, which came from {address}: {error}")
+    return published
 
 
 def _listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironment]:
@@ -145,13 +178,13 @@ def _listed_environments(catalog: Iterable[CatalogRow]) -> list[ListedEnvironmen
     ]
 
 
-def _warned(row: ListedEnvironment, registry: Registry) -> ListedEnvironment:
+def _warned(row: ListedEnvironment, published: _Published) -> ListedEnvironment:
     """Return the row with the registry's warnings about the version that is here."""
     version = row.installed or row.locked
     if version is None or row.linked is not None:
         return row
     try:
-        found = notices(registry, row.id, version)
+        found = notices(published.registry, row.id, version)
     except RegistryError as error:
         found = [str(error)]
     return msgspec.structs.replace(row, warnings=tuple(found))
@@ -188,7 +221,7 @@ def _listed(
         version, about = _linked_version(name, linked), f"{linked}"
     return ListedEnvironment(
         id=name,
-        version=row.version if row is not None else version or locked or "",
+        version=row.version if row is not None else None,
         installed=version,
         linked=str(linked) if linked is not None else None,
         locked=locked,
@@ -241,7 +274,7 @@ def _cells(row: ListedEnvironment) -> tuple[str, ...]:
     here = f"{here} linked" if row.linked else here
     return (
         row.id,
-        row.version,
+        row.version or "-",
         here,
         row.locked or "-",
         f"{mark}{row.summary}",
