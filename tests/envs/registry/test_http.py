@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from tests.envs.projects import toy_publication, write_registry
-from tests.envs.static_host import open_store, static_host
+from tests.envs.static_host import open_store, place_at, static_host
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import write_catalog
 from telescope_envs.registry import Registry, resolve
+from telescope_envs.registry.stores.http import ServedStore
 
 PATH = "/index/acme/toy.jsonl"
 
@@ -243,3 +244,23 @@ def test_a_place_that_asks_for_a_token_says_how_to_give_one(host, cache):
     assert "planted" not in str(refusal.value)
     assert host.tokens_seen() == {"Bearer planted"}
     assert entries(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks9://127.0.0.1:9"),
+        ("HTTPS_PROXY", "http://[::1"),
+        ("SSL_CERT_FILE", "missing.pem"),
+        ("SSL_CERT_FILE", __file__),
+    ],
+)
+def test_a_variable_of_the_network_that_cannot_be_used_is_named(
+    cache, monkeypatch, variable, value
+):
+    monkeypatch.setenv(variable, value)
+    address = "https://127.0.0.1:9"
+    with pytest.raises(ConfigError, match=variable):
+        open_store(address, cache).read("config.json")
+    with pytest.raises(ConfigError, match=variable):
+        ServedStore(place_at(address, cache), "v1").publish(toy_publication("0.1.0"))

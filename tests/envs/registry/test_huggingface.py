@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 
 import pytest
+from huggingface_hub import close_session
 from tests.envs.loopback_hub import loopback_hub, own_hub_settings
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import place_at
@@ -184,6 +185,18 @@ def test_a_hub_out_of_reach_is_never_replaced_by_the_cache(hub, open_store):
         with pytest.raises(RegistryError) as refusal:
             open_store(endpoint=address)
     assert address in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("ALL_PROXY", "socks9://127.0.0.1:9"), ("SSL_CERT_FILE", "missing.pem")]
+)
+def test_a_variable_of_the_network_that_cannot_be_used_is_named(
+    open_store, monkeypatch, variable, value
+):
+    monkeypatch.setenv(variable, value)
+    close_session()  # the next one reads the variables
+    with pytest.raises(ConfigError, match=variable):
+        open_store()
 
 
 def test_offline_reads_the_commit_of_last_time_and_says_how_old_it_is(hub, open_store, tmp_path):

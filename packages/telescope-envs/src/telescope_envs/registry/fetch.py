@@ -28,7 +28,7 @@ import httpx
 import msgspec
 
 from telescope_core.base.addresses import is_loopback
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_core.base.terminal import foreign
 from telescope_envs.registry.config import origin_of
 from telescope_envs.registry.credentials import Token
@@ -304,9 +304,8 @@ class Fetcher:
 
     def _opened(self) -> httpx.Client:
         if self._client is None:
-            self._client = httpx.Client(
-                follow_redirects=False,
-                verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
+            self._client = new_client(
+                self._address,
                 headers={
                     "User-Agent": f"telescope-envs/{version('telescope-envs')}",
                     # Compressed bodies could unpack to any size, and hashes are of the file.
@@ -316,14 +315,49 @@ class Fetcher:
         return self._client
 
 
+def new_client(
+    address: str,
+    *,
+    base_url: str = "",
+    headers: Mapping[str, str] | None = None,
+    timeouts: httpx.Timeout | None = None,
+) -> httpx.Client:
+    """Return a client for the registry at `address`, which follows no redirects.
+
+    Without `timeouts`, only those of each request count. Raises ConfigError if the variables for
+    proxies and certificates hold what cannot be used.
+    """
+    try:
+        return httpx.Client(
+            base_url=base_url,
+            headers=headers,
+            timeout=timeouts,
+            follow_redirects=False,
+            verify=_tls_context(os.environ.get("SSL_CERT_FILE", "")),
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{address} cannot be asked through the proxy that HTTP_PROXY, HTTPS_PROXY or "
+            f"ALL_PROXY names: {str(error).rstrip('.')}; name one that speaks HTTP, or unset "
+            "the variable"
+        ) from None
+
+
 @cache
-def tls_context(certificates: str) -> ssl.SSLContext:
+def _tls_context(certificates: str) -> ssl.SSLContext:
     """Return the TLS context; cached, because reading all the certificates takes a while.
 
     `certificates` is the value of SSL_CERT_FILE, which httpx reads by itself.
     """
-    del certificates
-    return httpx.create_ssl_context()
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        if not certificates:
+            raise
+        raise ConfigError(
+            f"SSL_CERT_FILE is {certificates!r}, from which no certificates can be read: "
+            f"{error.strerror or error}; name a file in PEM format, or unset the variable"
+        ) from None
 
 
 def _next_address(here: str, location: str, asked: str) -> str:

@@ -5,7 +5,6 @@ wrote. Requests are conditional on the cached copy, so a file is sent again only
 A server is read in the same way; its token is sent to its own address only.
 """
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -26,7 +25,7 @@ from telescope_envs.records.reading import (
     parse_record,
 )
 from telescope_envs.records.release import RegistryConfig, Status
-from telescope_envs.registry.fetch import Explained, Fetcher, Patience, explanation_in, tls_context
+from telescope_envs.registry.fetch import Explained, Fetcher, Patience, explanation_in, new_client
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
 from telescope_envs.registry.stores import Place, Store
 from telescope_envs.rules.admission import index_line
@@ -189,12 +188,11 @@ class ServedStore(HttpStore):
     def _opened(self) -> httpx.Client:
         if self._client is None:
             token = self._place.token
-            self._client = httpx.Client(
+            self._client = new_client(
+                self.address,
                 base_url=f"{self.address}/",
                 headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=_TIMEOUT,
-                follow_redirects=False,
-                verify=tls_context(os.environ.get("SSL_CERT_FILE", "")),
+                timeouts=_TIMEOUT,
             )
         return self._client
 

@@ -36,6 +36,7 @@ from telescope_envs.records.reading import (
     log_unreadable,
 )
 from telescope_envs.records.release import Status
+from telescope_envs.registry.fetch import new_client
 from telescope_envs.registry.http_cache import CachedFile, HttpCache
 from telescope_envs.registry.static_view import derived_files
 from telescope_envs.registry.stores import Place
@@ -300,10 +301,13 @@ class HuggingFaceStore:
                 ) from None
             said = error.server_message or f"answered {status}"
             raise RegistryError(f"{self.address}: error from the Hub: {said}; try again") from None
-        except (HTTPError, OSError, RuntimeError) as error:
+        # An ImportError or ValueError is about the proxy that an environment variable names.
+        except (HTTPError, OSError, RuntimeError, ImportError, ValueError) as error:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: BaseException) -> RegistryError:
+        """Return the error; raises ConfigError where the user's own settings are the reason."""
+        new_client(self.address).close()
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         return RegistryError(
             f"{self.address} ({self._api.endpoint}) cannot be reached: {said}; check the network, "
