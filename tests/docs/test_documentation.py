@@ -104,6 +104,9 @@ ELSEWHERE = {
     '"harness_options": {"argv": ["python3", "agent.py", "{task}"]}}\'': HARBOR,
     'telescope env link harbor:./tasks --settings \'{"sandbox": "local", '
     '"local_venv": "/opt/tools", "local_skips": ["pip install"]}\'': HARBOR,
+    "telescope env install acme/toy@0.1.0 --registry ../moved": (
+        "tests/envs/test_sync.py::test_a_registry_that_has_moved_is_named_by_installing_again"
+    ),
     "telescope rescore quickstart --env ./math-reasoning": (
         "tests/cli/test_rescore.py::test_it_runs_in_a_process_of_its_own_and_tells_its_secrets"
     ),

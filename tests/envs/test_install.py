@@ -79,6 +79,17 @@ def test_another_version_replaces_the_installed_one(published, make_project, tel
     assert installed(telescope) == {"acme/toy": "0.2.0"}
 
 
+def test_a_registry_that_has_moved_is_named_by_installing_again(published, telescope, tmp_path):
+    assert telescope("env", "install", "--shared", "toy").returncode == 0
+    moved = Path(published.address).rename(tmp_path / "moved")
+    refused = telescope("env", "update", "toy")
+    advice = "run: telescope env install acme/toy@0.1.0 --shared --registry PLACE"
+    assert (refused.returncode, advice in refused.stderr) == (2, True)
+    again = telescope("env", "install", "--shared", "acme/toy@0.1.0", "--registry", str(moved))
+    assert (again.returncode, again.stdout) == (0, "acme/toy 0.1.0: already installed\n")
+    assert telescope("env", "update", "toy").returncode == 0
+
+
 def test_a_tampered_wheel_is_refused_and_changes_nothing(published, telescope):
     (release,) = published.releases("acme/toy")
     path = Path(published.address) / release.wheel.urls[0]

@@ -65,6 +65,27 @@ def test_a_lock_is_reproduced_on_another_machine(toy, home, tmp_path, capsys):
     assert toys() == {"acme/toy": "0.1.0"}, "what is locked is active again"
 
 
+def test_a_registry_that_has_moved_is_named_by_installing_again(toy, home, tmp_path, capsys):
+    moved = str(Path(toy.address).rename(tmp_path / "moved"))
+    code, _, err = env(capsys, "update", "toy")
+    advice = "run: telescope env install acme/toy@0.1.0 --registry PLACE"
+    assert (code, advice in err) == (2, True)
+    command = ("install", "acme/toy@0.1.0", "--registry", f"{tmp_path}/registry/../moved")
+    code, out, err = env(capsys, *command)
+    assert (code, out) == (0, "acme/toy 0.1.0: already installed\n")
+    assert f"from {moved} now, no longer {toy.address}" in err
+    (entry,) = read_lock(tmp_path / "telescope.lock").environments
+    (found,) = [one for one in installed_environments() if one.id == "acme/toy"]
+    assert (entry.registry, found.registry) == (moved, moved)
+    assert env(capsys, "update", "toy", "--dry-run")[0] == 0
+    assert "no longer" not in env(capsys, *command)[2]
+    (tmp_path / "moved").rename(toy.address)
+    shutil.rmtree(home)
+    code, _, err = env(capsys, "sync")
+    assert (code, "has moved, add --registry PLACE" in err) == (2, True)
+    assert env(capsys, "sync", "--registry", toy.address)[0] == 0
+
+
 def test_locked_fails_where_the_lock_would_change(toy, home, tmp_path, capsys):
     path = tmp_path / "telescope.lock"
     (entry,) = read_lock(path).environments

@@ -58,8 +58,11 @@ def test_one_place_has_one_spelling(text, means):
 
 
 def test_a_folder_is_itself(tmp_path):
-    for text in (f"{tmp_path}", f"file://{tmp_path}", f"{tmp_path}/"):
+    for text in (f"{tmp_path}", f"file://{tmp_path}", f"{tmp_path}/", f"{tmp_path}/x/../"):
         assert parse_address(text).text == str(tmp_path)
+    (tmp_path / "far/away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far/away")
+    assert parse_address(f"{tmp_path}/link/../x").text == f"{tmp_path}/link/../x"
 
 
 STRICT = AttestationMode.REQUIRED

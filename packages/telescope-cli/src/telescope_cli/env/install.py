@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -180,7 +181,8 @@ def sync(
     opening = Opening(offline=offline, tell=progress)
 
     def opened(named: str) -> Registry:
-        return open_registry(registry or named, opening)
+        with _if_moved("add --registry PLACE") if not registry else nullcontext():
+            return open_registry(registry or named, opening)
 
     def one(entry: LockedEnvironment) -> Outcome:
         done = sync_environment(
@@ -333,10 +335,14 @@ def _current(environment_id: str, lock: Lock) -> _Current:
     record = found.installation if found is not None else None
     if locked is None:
         assert record is not None, "only what is locked or has a record is updated"
-        place = open_registry(record.registry)
         is_shared = not record.interpreter
+        named = f"{environment_id}@{record.release.version}{' --shared' if is_shared else ''}"
+        with _if_moved(f"run: telescope env install {named} --registry PLACE"):
+            place = open_registry(record.registry)
         return _Current(release=record.release, registry=place, is_shared=is_shared)
-    registry = open_registry(locked.registry)
+    named = f"{environment_id}@{locked.version}"
+    with _if_moved(f"run: telescope env install {named} --registry PLACE"):
+        registry = open_registry(locked.registry)
     release = next(
         (one for one in registry.releases(environment_id) if one.version == locked.version), None
     )
@@ -346,6 +352,15 @@ def _current(environment_id: str, lock: Lock) -> _Current:
             "is not the registry it came from, or that registry lost a release"
         )
     return _Current(release=release, registry=registry, is_shared=False)
+
+
+@contextmanager
+def _if_moved(advice: str) -> Generator[None]:
+    """Add `advice` to an error of the registry that a record or a lock names."""
+    try:
+        yield
+    except (ConfigError, RegistryError) as error:
+        raise type(error)(f"{error}. If that registry has moved, {advice}") from None
 
 
 def _plan_row(plan: UpdatePlan, *, is_done: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from telescope_envs.install.packages import (
 )
 from telescope_envs.install.pipeline import (
     Installed,
+    address_of,
     checked_wheel,
     choose_release,
     find_active,
@@ -143,11 +144,15 @@ def _install_shared(
             and found.sha256 == release.wheel.sha256
             and not found.is_damaged
         )
-        if is_there and not asks_for_attestation(registry.address, release):
+        needs_wheel = not is_there or asks_for_attestation(registry.address, release)
+        wheel = checked_wheel(registry, release, progress=progress) if needs_wheel else None
+        record = found.installation if found is not None and is_there else None
+        if record is not None:
+            if record.registry != address_of(registry):
+                progress(f"{label}: from {address_of(registry)} now, no longer {record.registry}")
+                write_record(record.changed(registry=address_of(registry)))
             return Installed(release=release, locked=None, is_new=False)
-        wheel = checked_wheel(registry, release, progress=progress)
-        if is_there:
-            return Installed(release=release, locked=None, is_new=False)
+        assert wheel is not None, "what is not there needs its wheel"
         missing = missing_requirements(release.requires_dist)
         if missing:
             progress(f"{label}: {Step.DEPENDENCIES}: {', '.join(missing)}")
@@ -161,6 +166,8 @@ def _install_shared(
             uninstall_distribution(release.distribution)
         write_wheel(contents, Path(sysconfig.get_path("purelib")))
         write_record(
-            Installation(registry=registry.address, installed_at=datetime.now(UTC), release=release)
+            Installation(
+                registry=address_of(registry), installed_at=datetime.now(UTC), release=release
+            )
         )
     return Installed(release=release, locked=None, is_new=True)

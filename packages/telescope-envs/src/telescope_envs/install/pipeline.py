@@ -48,6 +48,7 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.release import Release, Status
+from telescope_envs.registry.config import parse_address
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
 from telescope_envs.rules.wheel import read_release
@@ -93,7 +94,8 @@ def check_same_bytes(
     known: dict[str, str] = {}
     if entry is not None and entry.version == release.version:
         known["locked"] = entry.sha256
-    is_ours = installed is not None and installed.registry == address_of(registry)
+    place = parse_address(registry.address)
+    is_ours = installed is not None and parse_address(installed.registry).is_place_of(place)
     if installed is not None and is_ours and not installed.is_damaged:
         known["installed"] = installed.sha256 if installed.version == release.version else ""
     for how, sha256 in known.items():
@@ -142,7 +144,10 @@ def choose_release(
 def install_isolated(
     registry: Registry, release: Release, *, options: InstallOptions, progress: Progress
 ) -> Installed:
-    """Install `release` into its own virtual environment, and make it the active one."""
+    """Install `release` into its own virtual environment, and make it the active one.
+
+    If it is there from another place, its record and its lock entry name `registry` from now on.
+    """
     label = f"{release.id} {release.version}"
     remove_leftovers()
     with installing(release.id, progress) as held:
@@ -153,6 +158,9 @@ def install_isolated(
         record = active.installation if active is not None and not active.is_damaged else None
         known = (locked, record.locked if record is not None else None)
         entry = next((one for one in known if one is not None and fits_here(one, release)), None)
+        if entry is not None and entry.registry != address_of(registry):
+            progress(f"{label}: from {address_of(registry)} now, no longer {entry.registry}")
+            entry = entry.changed(registry=address_of(registry), revision=registry.store.revision)
         is_asked = asks_for_attestation(address_of(registry), release)
         is_built = entry is not None and find_built(entry) is not None
         if is_asked or not is_built:
@@ -165,7 +173,7 @@ def install_isolated(
                 planned = planned_installation(address_of(registry), release, entry)
                 build_venv(planned, wheel, uv, options=options, progress=progress)
         assert entry is not None, "what is built has an entry"
-        is_new = activate(entry, progress=progress)
+        is_new = activate(entry, progress=progress, moves=True)
         if options.lock is not None:
             record_in_lock(options.lock, entry, progress=progress)
         remove_unused_venvs(release.id)
@@ -203,25 +211,28 @@ def planned_installation(registry: str, release: Release, entry: LockedEnvironme
     )
 
 
-def activate(entry: LockedEnvironment, *, progress: Progress) -> bool:
+def activate(entry: LockedEnvironment, *, progress: Progress, moves: bool = False) -> bool:
     """Make the built virtual environment of `entry` the one in use; False if it already is.
 
-    The caller holds the lock of the environment.
+    With `moves`, its record then names the registry of `entry`, also if it named another. The
+    caller holds the lock of the environment.
     """
     built = find_built(entry)
     assert built is not None, "only what is built is activated"
     active = find_active(entry.id)
     is_active = active is not None and active.interpreter == built.interpreter
-    if active is not None and is_active and _records(active, entry):
+    is_complete = active is not None and is_active and _records(active, entry)
+    if active is not None and is_complete and (active.registry == entry.registry or not moves):
         return False
     progress(f"{entry.id} {entry.version}: {Step.ACTIVATE}")
+    registry = entry.registry if moves else built.registry
     try:
-        write_record(built.changed(locked=entry))
+        write_record(built.changed(locked=entry, registry=registry))
     except OSError as error:
         raise EnvironmentLoadError(
             f"{entry.id}: its record cannot be written: {error.strerror}; check the disk space"
         ) from error
-    return True
+    return not is_complete
 
 
 def _records(active: InstalledEnvironment, entry: LockedEnvironment) -> bool:
@@ -268,7 +279,7 @@ def locked_environment(
 def address_of(registry: Registry) -> str:
     """Return the registry's address in a form that is valid from any working directory."""
     place = registry.address
-    return place if "://" in place else str(Path(place).absolute())
+    return place if "://" in place else parse_address(place).text
 
 
 def find_active(environment_id: str) -> InstalledEnvironment | None:

@@ -112,9 +112,12 @@ def _folder(text: str) -> Path:
     if "\0" in path:
         raise ConfigError(f"registry {text!r} is not a folder; give {FORMS}")
     try:
-        return Path(path).expanduser().absolute()
+        found = Path(path).expanduser().absolute()
     except RuntimeError as error:  # ~somebody who is not a user here
         raise ConfigError(f"registry {text!r} is not a folder: {error}; give {FORMS}") from None
+    plain = os.path.normpath(found)
+    # After a link, .. leads to the parent of its target.
+    return Path(plain) if os.path.realpath(plain) == os.path.realpath(found) else found
 
 
 def _canonical_url(text: str) -> str:
