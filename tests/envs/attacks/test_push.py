@@ -20,7 +20,7 @@ from tests.envs.authors import (
 from tests.envs.projects import toy_publication, write_registry
 
 from telescope_cli.main import main
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.release import (
     require_own_name,
     require_publishable,
@@ -112,7 +112,7 @@ def test_a_repository_without_a_commit(place, tmp_path):
 @pytest.mark.parametrize("name", ["toi", "t0y", "ty", "toyy"])
 def test_a_name_one_edit_away_from_a_known_one(place, name):
     project = new_repository(place / name, name=name)
-    refused(place, project, RegistryError, f"acme/{name} is new and easily confused with toy")
+    refused(place, project, ConfigError, f"acme/{name} is new and easily confused with toy")
 
 
 def test_a_name_near_another_is_fine_when_it_is_meant(place):
@@ -140,7 +140,7 @@ def test_a_distribution_that_is_not_the_owners(place):
     pyproject = place / "sorted" / "pyproject.toml"
     replace_in(pyproject, 'sorted = "telescope', 'other = "telescope')
     commit_all(place / "sorted")
-    refused(place, place / "sorted", RegistryError, "must be named telescope-env-<owner>-other")
+    refused(place, place / "sorted", ConfigError, "must be named telescope-env-<owner>-other")
 
 
 @pytest.mark.slow
@@ -161,19 +161,19 @@ def test_other_bytes_under_a_published_version(place):
     ],
 )
 def test_a_version_that_is_not_above_the_newest(place, options, message):
-    refused(place, place / "sorted", (ConfigError, RegistryError), message, **options)
+    refused(place, place / "sorted", ConfigError, message, **options)
 
 
 @pytest.mark.slow
 def test_a_version_below_the_newest_published(place):
     Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
-    refused(place, place / "sorted", RegistryError, r"0\.1\.0 is not above 0\.5\.0, the newest")
+    refused(place, place / "sorted", ConfigError, r"0\.1\.0 is not above 0\.5\.0, the newest")
 
 
 def test_a_step_that_is_too_small_is_not_advised_again(place):
     Registry.at(place / "registry").store.publish(toy_publication("0.5.0", name="sorted"))
     message = r"0\.1\.1 is not above 0\.5\.0, the newest .*--bump 0\.5\.1$"
-    refused(place, place / "sorted", RegistryError, message, bump="patch")
+    refused(place, place / "sorted", ConfigError, message, bump="patch")
 
 
 def test_a_push_that_nobody_can_be_asked_about(place, capsys):
@@ -191,7 +191,7 @@ def test_what_does_not_pass_validation(place):
     commit_all(place / "sorted")
     said: list[str] = []
     message = r"does not pass validation: static\.readme"
-    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    refused(place, place / "sorted", TelescopeError, message, progress=said.append)
     evidence = said[-1]
     assert evidence.startswith("  x static.readme: fail. Expected: ")
     assert "the README has 0" in evidence
@@ -218,7 +218,7 @@ def test_what_is_not_conclusive_is_shown_and_not_published(place):
     said: list[str] = []
     check = "load.import_time"
     message = rf"not conclusive: .*{re.escape(check)}"
-    refused(place, place / "sorted", RegistryError, message, progress=said.append)
+    refused(place, place / "sorted", TelescopeError, message, progress=said.append)
     assert check in said[-1]
     assert "not conclusive" in said[-1]
 
@@ -228,22 +228,23 @@ def test_a_report_that_was_changed_by_hand():
     good = report_of(wheel)
     require_publishable(good, wheel)
     failed = report_of(wheel, Outcome.PASS, Outcome.FAIL)
-    with pytest.raises(RegistryError, match=r"does not pass validation: reward\.gold;"):
+    with pytest.raises(TelescopeError, match=r"does not pass validation: reward\.gold;") as failing:
         require_publishable(failed, wheel)
-    with pytest.raises(RegistryError, match=r"reward\.gold"):
+    assert failing.value.exit_code == 1, "a check found something"
+    with pytest.raises(TelescopeError, match=r"reward\.gold"):
         require_publishable(failed.model_copy(update={"verdict": Verdict.PASS}), wheel)
-    with pytest.raises(RegistryError, match="its verdict is fail"):
+    with pytest.raises(TelescopeError, match="its verdict is fail"):
         require_publishable(good.model_copy(update={"verdict": Verdict.FAIL}), wheel)
     for cut in ({"checks": ()}, {"level": Level.STATIC}):
-        with pytest.raises(RegistryError, match="is not complete"):
+        with pytest.raises(TelescopeError, match="is not complete"):
             require_publishable(good.model_copy(update=cut), wheel)
-    with pytest.raises(RegistryError, match=r"not complete: reward\.gold were not run"):
+    with pytest.raises(TelescopeError, match=r"not complete: reward\.gold were not run"):
         require_publishable(report_of(wheel, Outcome.PASS, Outcome.NOT_RUN), wheel)
-    with pytest.raises(RegistryError, match=r"not conclusive.*reward\.gold\. Nothing failed"):
+    with pytest.raises(TelescopeError, match=r"not conclusive.*reward\.gold\. Nothing failed"):
         require_publishable(report_of(wheel, Outcome.PASS, Outcome.INCONCLUSIVE), wheel)
-    with pytest.raises(RegistryError, match=r"not conclusive.*its verdict"):
+    with pytest.raises(TelescopeError, match=r"not conclusive.*its verdict"):
         require_publishable(good.model_copy(update={"verdict": Verdict.INCONCLUSIVE}), wheel)
-    with pytest.raises(RegistryError, match="is of a different wheel"):
+    with pytest.raises(TelescopeError, match="is of a different wheel"):
         require_publishable(good, other)
 
 

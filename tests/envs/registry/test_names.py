@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import ConfigError
 from telescope_envs.records.names import (
     check_name,
     check_owner,
@@ -44,7 +44,7 @@ def test_owners_that_are_allowed(owner):
     ],
 )
 def test_owners_that_are_refused(owner):
-    with pytest.raises(RegistryError, match="3 to 39") as refusal:
+    with pytest.raises(ConfigError, match="3 to 39") as refusal:
         check_owner(owner)
     assert repr(owner) in str(refusal.value)
 
@@ -52,7 +52,7 @@ def test_owners_that_are_refused(owner):
 def test_names_may_be_shorter_and_longer_than_owners():
     assert [check_name(name) for name in ("ab", "x" * 64)] == ["ab", "x" * 64]
     for name in ("a", "x" * 65):
-        with pytest.raises(RegistryError, match="2 to 64"):
+        with pytest.raises(ConfigError, match="2 to 64"):
             check_name(name)
 
 
@@ -75,7 +75,7 @@ def test_versions_that_are_allowed(version):
     ],
 )
 def test_versions_that_are_refused(version, advice):
-    with pytest.raises(RegistryError, match=advice) as refusal:
+    with pytest.raises(ConfigError, match=advice) as refusal:
         check_version(version)
     assert repr(version) in str(refusal.value)
 

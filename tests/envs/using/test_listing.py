@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from tests.envs.projects import toy_publication, write_registry
 from tests.envs.using.conftest import change_record, lock_of
 
 from telescope_cli.env.options import complete_installed, complete_name
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.errors import EnvironmentLoadError, TelescopeError
 from telescope_envs.install.loading import settings_in
+from telescope_envs.install.pipeline import record_in_lock
+from telescope_envs.install.steps import silent
 from telescope_envs.records.installed import (
     Installation,
     installed_environments,
@@ -268,6 +271,19 @@ def test_a_failed_uninstall_leaves_the_environment_and_its_lock(
     assert telescope("env", "uninstall", "acme/toy")[0] == 2
     assert "acme/toy" in known_ids()
     assert Path(LOCK_NAME).read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EACCES, 2)])
+def test_a_lock_that_cannot_be_written_has_the_code_of_a_refused_path(
+    published, installed, home, monkeypatch, number, code
+):
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(TelescopeError, match="is installed, but not locked") as refused:
+        record_in_lock(Path(LOCK_NAME), lock_of(installed, published.address), progress=silent)
+    assert refused.value.exit_code == code
 
 
 def test_an_uninstall_tells_what_it_removed_before_an_error(installed, telescope):

@@ -45,7 +45,7 @@ def test_an_eval_says_which_code_it_measured(telescope, make_project, endpoint):
 def test_a_missing_environment_is_answered_with_the_command(telescope, published):
     for verb in (["eval", "toy", "--base-url", "http://127.0.0.1:9/v1"], ["env", "tree", "toy"]):
         code, _, err = telescope(*verb)
-        assert code == 2
+        assert code == 3
         assert "environment 'toy' is not installed; run: telescope env install toy" in err
     code, _, err = telescope("eval", "toyy", "--base-url", "http://127.0.0.1:9/v1")
     assert (code, "did you mean 'toy'" in err) == (2, True)

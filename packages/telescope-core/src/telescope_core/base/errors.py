@@ -41,6 +41,12 @@ class UnknownNameError(ConfigError):
     """A name is not known; the message lists the closest known names."""
 
 
+class NotInstalledError(UnknownNameError):
+    """An environment is not here; the message has the command that installs it."""
+
+    exit_code = 3
+
+
 class EnvironmentLoadError(TelescopeError):
     """An environment is missing, or its code could not be loaded."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from telescope_core.base.code_places import own_frame
 from telescope_core.base.errors import (
     EnvironmentLoadError,
+    NotInstalledError,
     TelescopeError,
     UnknownNameError,
     nearest,
@@ -55,7 +56,7 @@ def locate_environment(name: str) -> EnvironmentLocation:
         return here
     advice = " or ".join(hint for hint in hints if hint)
     if advice:
-        raise UnknownNameError(f"environment {name!r} is not installed; {advice}")
+        raise NotInstalledError(f"environment {name!r} is not installed; {advice}")
     if not installed:
         raise UnknownNameError(
             f"environment {name!r} cannot be looked up: names of installed environments need the "

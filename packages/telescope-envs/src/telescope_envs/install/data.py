@@ -9,8 +9,15 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-from telescope_core.base.errors import ConfigError, RegistryError
-from telescope_envs.records.files import data_folder, locked, locked_if_free, remove_tree, sha256_of
+from telescope_core.base.errors import ConfigError
+from telescope_envs.records.files import (
+    data_folder,
+    locked,
+    locked_if_free,
+    remove_tree,
+    sha256_of,
+    unwritable,
+)
 from telescope_envs.records.installed import Installation, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment, read_lock
 from telescope_envs.records.model import Record, read, read_known
@@ -91,9 +98,8 @@ def store_wheel(data: bytes, release: Release, *, registry: str, attestation: by
         os.rename(scratch, folder)
     except OSError as error:
         remove_tree(scratch)
-        raise RegistryError(
-            f"{folder} cannot be written: {error.strerror}; check its disk space and permissions"
-        ) from error
+        advice = "check its disk space and permissions"
+        raise unwritable(str(folder), error, advice) from error
     return folder / release.wheel.filename
 
 

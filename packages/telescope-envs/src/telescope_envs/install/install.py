@@ -28,6 +28,7 @@ from telescope_envs.install.pipeline import (
 )
 from telescope_envs.install.steps import InstallOptions, Progress, Step, silent
 from telescope_envs.install.venv import write_wheel
+from telescope_envs.records.files import unwritable
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -127,7 +128,11 @@ def find_installed(text: str) -> InstalledEnvironment | None:
 def forget_in_lock(path: Path, environment_id: str) -> None:
     """Remove the entry of owner/name from the telescope.lock at `path`, if there is one."""
     if read_lock(path).find(environment_id) is not None:
-        change_lock(path, lambda lock: lock.without([environment_id]))
+        try:
+            change_lock(path, lambda lock: lock.without([environment_id]))
+        except OSError as error:
+            advice = f"it still lists {environment_id}: check the disk space and permissions"
+            raise unwritable(str(path), error, advice) from error
 
 
 def _install_shared(

@@ -44,7 +44,7 @@ from telescope_envs.install.pipeline import Installed, record_in_lock
 from telescope_envs.install.requirements import python_version
 from telescope_envs.install.steps import InstallOptions, Progress
 from telescope_envs.install.sync import sync_environment
-from telescope_envs.records.files import data_folder, locked, remove_tree, sha256_of
+from telescope_envs.records.files import data_folder, locked, remove_tree, sha256_of, unwritable
 from telescope_envs.records.lockfile import (
     LOCK_NAME,
     REQUIREMENT_LINE,
@@ -441,9 +441,8 @@ def _keep(files: Sequence[BundledFile], root: Path) -> None:
                     brought_wheels_folder(file.sha256).mkdir(exist_ok=True)
                     os.replace(part, brought_wheels_folder(file.sha256) / name)
     except OSError as error:
-        raise RegistryError(
-            f"{kept} cannot be written: {error.strerror}; check its disk space and permissions"
-        ) from error
+        advice = "check its disk space and permissions"
+        raise unwritable(str(kept), error, advice) from error
 
 
 def chosen_entries(lock: Lock, names: Sequence[str]) -> list[LockedEnvironment]:

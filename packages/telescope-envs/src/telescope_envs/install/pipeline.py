@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from telescope_core.base.errors import EnvironmentLoadError, RegistryError
+from telescope_core.base.errors import RegistryError
 from telescope_envs.install.attestations import asks_for_attestation, require_attestation
 from telescope_envs.install.data import (
     cached_wheel,
@@ -34,6 +34,7 @@ from telescope_envs.install.requirements import (
 from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.install.venv import build_venv
 from telescope_envs.processes.uv import Uv
+from telescope_envs.records.files import unwritable
 from telescope_envs.records.installed import (
     Installation,
     InstalledEnvironment,
@@ -229,9 +230,8 @@ def activate(entry: LockedEnvironment, *, progress: Progress, moves: bool = Fals
     try:
         write_record(built.changed(locked=entry, registry=registry))
     except OSError as error:
-        raise EnvironmentLoadError(
-            f"{entry.id}: its record cannot be written: {error.strerror}; check the disk space"
-        ) from error
+        what = f"{entry.id}: its record"
+        raise unwritable(what, error, "check the disk space and permissions") from error
     return not is_complete
 
 
@@ -248,10 +248,11 @@ def record_in_lock(path: Path, entry: LockedEnvironment, *, progress: Progress) 
         try:
             change_lock(path, lambda lock: lock.merged([entry]))
         except OSError as error:
-            raise EnvironmentLoadError(
-                f"{path} cannot be written: {error.strerror}; {entry.id} is installed, but not "
-                "locked: check the disk space and install it again"
-            ) from error
+            advice = (
+                f"{entry.id} is installed, but not locked: check the disk space and permissions, "
+                "and install it again"
+            )
+            raise unwritable(str(path), error, advice) from error
     remember_project(path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from packaging.version import Version
 
-from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.install.loading import describe_wheel, settings_in
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.publish.source import require_above
@@ -130,13 +130,13 @@ def require_token(address: str) -> None:
 
 
 def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bool) -> None:
-    """Raise RegistryError for a new name that people may confuse with an existing one."""
+    """Raise ConfigError for a new name that people may confuse with an existing one."""
     ids = set(registry.ids())
     if environment_id in ids or new_name_ok:
         return
     near = near_ids(environment_id, ids, registry.aliases())
     if near:
-        raise RegistryError(
+        raise ConfigError(
             f"{environment_id} is new and easily confused with {', '.join(near)}; choose another "
             "name, or give --new-name-ok if you want this one"
         )
@@ -145,7 +145,7 @@ def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bo
 def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> Release | None:
     """Return the release if the same bytes are published; None if the version is a new maximum.
 
-    Raises RegistryError for different bytes under a published version, and for a lower version.
+    Raises RegistryError for different bytes under a published version, ConfigError for a lower one.
     """
     releases = registry.releases(environment_id)
     version = built.contents.version
@@ -156,20 +156,20 @@ def published_as(registry: Registry, built: BuiltWheel, environment_id: str) -> 
 
 
 def require_publishable(report: Report, wheel_sha256: str) -> None:
-    """Raise RegistryError unless `report` is whole, conclusive, of this wheel, without failure.
+    """Raise TelescopeError unless `report` is whole, conclusive, of this wheel, without failure.
 
     The outcomes of the checks are examined too; the report's own verdict is not enough.
     """
     failed = [check for check in report.checks if check.outcome is Outcome.FAIL]
     if failed or report.verdict is Verdict.FAIL:
-        raise RegistryError(
+        raise TelescopeError(
             f"{report.environment} {report.version} does not pass validation: "
             f"{_ids(check.id for check in failed) or 'its verdict is fail'}; run telescope env "
             "validate to see what to do. Nothing was published"
         )
     open_ = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
     if open_ or report.verdict is Verdict.INCONCLUSIVE:
-        raise RegistryError(
+        raise TelescopeError(
             f"the validation of {report.environment} {report.version} is not conclusive: too "
             f"little could be tried for {_ids(open_) or 'its verdict'}. Nothing failed, and "
             "nothing was published: push again when the machine is less busy; if that does not "
@@ -177,12 +177,12 @@ def require_publishable(report: Report, wheel_sha256: str) -> None:
         )
     not_run = [check.id for check in report.checks if check.outcome is Outcome.NOT_RUN]
     if report.level is not LEVELS[-1] or not_run or not report.checks:
-        raise RegistryError(
+        raise TelescopeError(
             f"the validation of {report.environment} is not complete: {_ids(not_run) or 'levels'} "
             "were not run; nothing was published"
         )
     if report.wheel_sha256 != wheel_sha256:
-        raise RegistryError(
+        raise TelescopeError(
             f"the validation of {report.environment} is of a different wheel: it has sha256 "
             f"{report.wheel_sha256}, this one has {wheel_sha256}; nothing was published"
         )

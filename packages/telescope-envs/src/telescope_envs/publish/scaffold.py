@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.version import Version
 
 import telescope_core
-from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_envs.records.files import filled, write_file
 from telescope_envs.records.names import check_name, check_owner, distribution_name, module_name
 
@@ -95,10 +95,10 @@ def _check(check: Callable[[str], str], text: str) -> None:
     """Raise ConfigError for an invalid name, and suggest a similar valid one."""
     try:
         check(text)
-    except RegistryError as error:
+    except ConfigError as error:
         try:
             advice = f"; try {check(plain_name(text))!r}"
-        except RegistryError:
+        except ConfigError:
             advice = ""
         raise ConfigError(f"{error}{advice}") from None
 

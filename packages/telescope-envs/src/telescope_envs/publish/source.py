@@ -14,7 +14,7 @@ import tomlkit
 from packaging.version import Version
 from tomlkit.exceptions import TOMLKitError
 
-from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.build import git_text
 from telescope_envs.records.names import check_version
 from telescope_envs.records.release import Source
@@ -133,11 +133,11 @@ def bumped(current: str, bump: str) -> str:
 
 
 def require_above(version: str, known: Iterable[str], environment_id: str) -> None:
-    """Raise RegistryError unless `version` is above every known version."""
+    """Raise ConfigError unless `version` is above every known version."""
     newest = max(known, key=Version, default=None)
     if newest is not None and Version(version) <= Version(newest):
         # Not `--bump patch`, which counts from the project's version and may be what was run.
-        raise RegistryError(
+        raise ConfigError(
             f"{environment_id} {version} is not above {newest}, the newest version so far; raise "
             f"it with telescope env push --bump {bumped(newest, 'patch')}"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.records.release import Deprecation, Status
 from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
@@ -45,9 +45,7 @@ def unyank(store: WritableStore, text: str) -> StatusChange:
     def change(status: Status) -> Status:
         if version not in status.yanked:
             known = ", ".join(status.yanked) or "none"
-            raise RegistryError(
-                f"{environment_id} {version} is not yanked; yanked versions: {known}"
-            )
+            raise ConfigError(f"{environment_id} {version} is not yanked; yanked versions: {known}")
         kept = {v: why for v, why in status.yanked.items() if v != version}
         return status.changed(yanked=kept)
 
@@ -83,7 +81,7 @@ def undeprecate(store: WritableStore, text: str) -> StatusChange:
 
     def change(status: Status) -> Status:
         if status.deprecated is None:
-            raise RegistryError(f"{environment_id} is not deprecated")
+            raise ConfigError(f"{environment_id} is not deprecated")
         return status.changed(deprecated=None)
 
     status = store.change_status(environment_id, change)
@@ -105,7 +103,7 @@ def _published(registry: Registry, text: str) -> tuple[str, str]:
     for version in versions:
         if Version(version) == wanted:
             return environment_id, version
-    raise RegistryError(f"{environment_id} has no version {wanted}; published versions: {known}")
+    raise ConfigError(f"{environment_id} has no version {wanted}; published versions: {known}")
 
 
 def _require_same_registry(registry: Registry, replacement: str) -> None:

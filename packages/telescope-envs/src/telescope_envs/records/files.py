@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError, NoRoomError, RegistryError, TelescopeError
 
 VARIABLE = "TELESCOPE_HOME"
 
@@ -73,6 +73,15 @@ def read_file(
     if not left:
         raise OSError(errno.EFBIG, f"it is longer than {max_bytes} bytes", str(path))
     return b"".join(chunks)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def unwritable(what: str, error: OSError, advice: str) -> TelescopeError:
+    """Return the error for `what` that cannot be written: there is no room, or no right to."""
+    kind = NoRoomError if error.errno in _NO_ROOM else ConfigError
+    return kind(f"{what} cannot be written: {error.strerror}; {advice}")
 
 
 _POLL_S = 0.02

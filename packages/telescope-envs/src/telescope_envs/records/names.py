@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError
 
 FORMAT_VERSION = 1
 """Version of the record format: the newest that this package reads, and the one it writes."""
@@ -32,30 +32,30 @@ _LOOKALIKES = (("rn", "m"), ("vv", "w"), ("0", "o"), ("1", "l"), ("i", "l"), ("5
 
 
 def check_owner(owner: str) -> str:
-    """Return `owner`; raises RegistryError when it cannot be the name of an owner."""
+    """Return `owner`; raises ConfigError when it cannot be the name of an owner."""
     return _check("owner", owner, OWNER_LENGTHS)
 
 
 def check_name(name: str) -> str:
-    """Return `name`; raises RegistryError when it cannot be the name of an environment."""
+    """Return `name`; raises ConfigError when it cannot be the name of an environment."""
     return _check("environment name", name, NAME_LENGTHS)
 
 
 def check_version(version: str) -> str:
-    """Return `version`; raises RegistryError unless it is canonical PEP 440, not local, no epoch.
+    """Return `version`; raises ConfigError unless it is canonical PEP 440, not local, no epoch.
 
     Otherwise two spellings of the same version could be published as two releases.
     """
     try:
         parsed = Version(version)
     except ValueError:
-        raise RegistryError(
+        raise ConfigError(
             f"version {version[:80]!r} is not a PEP 440 version; write for instance 0.1.0 or "
             "1.0.0rc1"
         ) from None
     canonical = parsed.public.rpartition("!")[2]
     if parsed.local is not None or parsed.epoch or canonical != version:
-        raise RegistryError(
+        raise ConfigError(
             f"version {version!r} must be written {canonical!r}: normalized, without a local part "
             "and without an epoch"
         )
@@ -114,7 +114,7 @@ def is_version(version: str) -> bool:
     """Return whether `check_version` accepts it."""
     try:
         return bool(check_version(version))
-    except RegistryError:
+    except ConfigError:
         return False
 
 
@@ -132,7 +132,7 @@ def split_distribution(distribution: str, owner: str) -> str:
     """Return the environment's name in `distribution`, which must belong to `owner`."""
     prefix = distribution_name(owner, "")
     if not distribution.startswith(prefix) or distribution == prefix:
-        raise RegistryError(
+        raise ConfigError(
             f"distribution {distribution!r} must be named {prefix}<name> to be published by "
             f"{owner!r}; rename it in its pyproject.toml"
         )
@@ -200,7 +200,7 @@ def _skeleton(name: str) -> str:
 def _check(kind: str, text: str, lengths: tuple[int, int]) -> str:
     shortest, longest = lengths
     if not shortest <= len(text) <= longest or not re.fullmatch(WORDS, text):
-        raise RegistryError(
+        raise ConfigError(
             f"{kind} {text!r} must have {shortest} to {longest} characters: words of lower-case "
             "letters and digits, joined by single hyphens"
         )

@@ -12,7 +12,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.errors import ConfigError
 from telescope_envs.records.files import read_file
 from telescope_envs.records.model import explained, read_pyproject, table_at, texts_at
 from telescope_envs.records.names import (
@@ -71,7 +71,7 @@ def read_identity(project: Path) -> Identity:
     distribution = str(about["name"])
     owner = id_in_distribution(distribution, name).partition("/")[0]
     if not owner:
-        raise RegistryError(
+        raise ConfigError(
             f"distribution {distribution!r} must be named {distribution_name('<owner>', name)}, "
             f"because its entry point is {name!r}; rename one of them in pyproject.toml"
         )
@@ -101,8 +101,9 @@ def read_project(folder: Path) -> LinkedProject:
     require_project(folder)
     try:
         identity = read_identity(folder)
-    except RegistryError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except ConfigError as error:
+        named = str(error).startswith(str(path))
+        raise ConfigError(str(error) if named else f"{path}: {error}") from error
     module, factory = module_name(identity.owner, identity.name), identity.factory
     if factory.partition(":")[0].partition(".")[0] != module or ":" not in factory:
         raise ConfigError(

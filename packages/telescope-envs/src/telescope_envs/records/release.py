@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from packaging.version import Version
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.model import Count, Line, PublicRecord, Record, RecordProblem
 from telescope_envs.records.names import (
     FILE_NAME,
@@ -401,7 +401,7 @@ def _problem(check: Callable[[str], str], text: str) -> str:
     """Return why `check` refuses `text`; empty if it does not."""
     try:
         check(text)
-    except (RegistryError, ValueError) as error:
+    except (ConfigError, RegistryError, ValueError) as error:
         return str(error)
     return ""
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.names import ENTRY_POINT_GROUP, check_version
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.records.release import Release
@@ -368,7 +368,7 @@ def _require_spelling(stated: str, version: str) -> None:
     if is_same:
         try:
             check_version(stated)
-        except RegistryError as error:
+        except ConfigError as error:
             raise OddVersionError(f"{error}; change it in pyproject.toml") from None
 
 

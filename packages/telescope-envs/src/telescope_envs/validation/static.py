@@ -217,7 +217,7 @@ def version_in(metadata: bytes) -> str:
 def _check_name(raw: RawMetadata, entry_name: str, findings: Findings) -> None:
     try:
         check_version(raw.get("version", ""))
-    except RegistryError as error:
+    except ConfigError as error:
         findings.found("static.name", str(error))
     name = raw.get("name", "")
     found = id_in_distribution(name, entry_name)
@@ -231,7 +231,7 @@ def _check_name(raw: RawMetadata, entry_name: str, findings: Findings) -> None:
     try:
         check_owner(found.partition("/")[0])
         check_name(entry_name)
-    except RegistryError as error:
+    except ConfigError as error:
         findings.found("static.name", str(error))
 
 
