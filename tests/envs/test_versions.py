@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from telescope_core.errors import ConfigError, RegistryError
+from telescope_core.errors import ConfigError
 from telescope_envs.publish.source import (
     bumped,
     require_above,
@@ -56,15 +56,15 @@ def test_the_next_version(current, bump, expected):
 
 
 @pytest.mark.parametrize(
-    ("bump", "error", "message"),
+    ("bump", "message"),
     [
-        ("pach", ConfigError, "major, minor, patch"),
-        ("1.0+local", RegistryError, "local"),
-        ("1!1.0", RegistryError, "epoch"),
+        ("pach", "major, minor, patch"),
+        ("1.0+local", "local"),
+        ("1!1.0", "epoch"),
     ],
 )
-def test_what_is_no_version_to_publish(bump, error, message):
-    with pytest.raises(error, match=message) as refusal:
+def test_what_is_no_version_to_publish(bump, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
         bumped("0.1.0", bump)
     assert repr(bump) in str(refusal.value)
 
@@ -99,7 +99,7 @@ def test_a_version_that_is_not_there_cannot_be_raised(text):
 
 @pytest.mark.parametrize("version", ["0.1.9", "0.2.0rc1", "0.2.0"])
 def test_a_version_that_is_not_above_the_newest_is_refused(version):
-    with pytest.raises(RegistryError, match=rf"{re.escape(version)} .*0\.2\.0"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(version)} .*0\.2\.0"):
         require_above(version, ["0.1.0", "0.2.0", "0.1.5"], "acme/toy")
 
 
