@@ -1,6 +1,9 @@
 """Environment classes and their settings: what is refused, and how it is said."""
 
+from functools import partial
+
 import pytest
+from pydantic import BaseModel, Field
 
 from telescope_core import (
     Environment,
@@ -15,7 +18,9 @@ from telescope_core import (
     runs_in,
     setup,
 )
+from telescope_core.environments.settings import read_settings
 from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.judge import JudgeConfig
 
 
 class One(SingleTurnEnvironment):
@@ -83,6 +88,47 @@ def test_settings_that_cannot_be_used_name_the_file_and_the_nearest(settings, me
 def test_a_field_is_described_by_the_docstring_under_it():
     assert Configured.Config.model_fields["size"].description == "How many."
     assert Configured.from_settings({"size": "4", "inner": {"depth": "2"}}).config.inner.depth == 2
+
+
+class Judging(BaseModel):
+    """A table of an author's own, which is no class of ours."""
+
+    model: JudgeConfig = JudgeConfig(max_tokens=20)
+
+
+class Chosen(EnvironmentConfig):
+    direct: JudgeConfig = JudgeConfig(max_tokens=10)
+    made: JudgeConfig = Field(default_factory=lambda: JudgeConfig(max_tokens=10))
+    maybe: JudgeConfig | None = JudgeConfig(max_tokens=10)
+    absent: JudgeConfig | None = None
+    of_class: Judging = Judging()
+    of_field: Judging = Judging(model=JudgeConfig(max_tokens=10))
+    either: Judging | JudgeConfig = JudgeConfig(max_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"),
+    [
+        ("direct", {"max_tokens": 10}),
+        ("made", {"max_tokens": 10}),
+        ("maybe", {"max_tokens": 10}),
+        ("absent", {}),
+        ("of_class.model", {"max_tokens": 20}),
+        ("of_field.model", {"max_tokens": 10}),
+        # Whose fields would they be?
+        ("either", {}),
+    ],
+)
+@pytest.mark.parametrize(
+    "build", [Chosen.model_validate, partial(read_settings, Chosen, owner="Env (env.py)")]
+)
+def test_a_setting_in_a_table_leaves_the_others_at_the_authors_default(build, place, kept):
+    outer, _, inner = place.partition(".")
+    given = {"model": "grader"}
+    table = getattr(build({outer: {inner: given} if inner else given}), outer)
+    table = getattr(table, inner) if inner else table
+    assert table.model_dump(exclude_unset=True) == {**given, **kept}
+    assert "temperature" not in table.model_fields_set
 
 
 def test_secrets_are_read_only_where_they_are_declared(monkeypatch):

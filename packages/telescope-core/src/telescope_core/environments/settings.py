@@ -1,7 +1,8 @@
 """`EnvironmentConfig`: the typed settings of an environment, read from flags or files.
 
 Every field of a subclass becomes a `--env.field` flag. The fields of a nested model, such as a
-judge, get flags too: `--env.judge.model`.
+judge, get flags too: `--env.judge.model`. One of them changes that field alone: the others keep
+what the default of the nested model says.
 """
 
 import types
@@ -9,7 +10,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.setting_problems import SettingProblem, problems_of
@@ -29,8 +31,14 @@ class Settings(BaseModel):
 class EnvironmentConfig(Settings):
     """Settings of one environment; each field of a subclass becomes a `--env.field` flag.
 
-    A docstring under a field becomes its description.
+    A docstring under a field becomes its description. A table for a nested model need not be whole:
+    what it leaves out is as in the field's default.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_tables(cls, given: Any) -> Any:
+        return _over_defaults(cls, given, None) if isinstance(given, Mapping) else given
 
 
 def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: str) -> Config:
@@ -65,13 +73,38 @@ def _require_known(
             _require_known(inner, cast(Mapping[str, Any], value), f"{path}.{key}", owner)
 
 
+def _over_defaults(
+    model: type[BaseModel], given: Mapping[str, Any], default: BaseModel | None
+) -> dict[str, Any]:
+    """Return what was given for `model`, over the fields that `default` sets.
+
+    Fields that neither sets are left out, so that they do not count as set.
+    """
+    names = () if default is None else default.model_fields_set & model.model_fields.keys()
+    found = {name: getattr(default, name) for name in names} | dict(given)
+    for name, value in given.items():
+        field = model.model_fields.get(name)
+        inner = None if field is None else _model_in(field.annotation)
+        if field is not None and inner is not None and isinstance(value, Mapping):
+            held = _default_of(field) if default is None else getattr(default, name, None)
+            chosen = held if isinstance(held, BaseModel) else None
+            found[name] = _over_defaults(inner, cast(Mapping[str, Any], value), chosen)
+    return found
+
+
+def _default_of(field: FieldInfo) -> object:
+    """Return the default; None if there is none, or if it follows from other fields."""
+    if field.is_required() or field.default_factory_takes_validated_data:
+        return None
+    return field.get_default(call_default_factory=True)
+
+
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    """Return `Model` of an annotation `Model` or `Model | None`."""
+    """Return `Model` of an annotation `Model` or `Model | None`; None if it names several."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    for part in typing.get_args(annotation) if is_union else (annotation,):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
+    parts = typing.get_args(annotation) if is_union else (annotation,)
+    models = [one for one in parts if isinstance(one, type) and issubclass(one, BaseModel)]
+    return models[0] if len(models) == 1 else None
 
 
 def _describe(problem: SettingProblem, owner: str) -> str:
