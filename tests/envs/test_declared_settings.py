@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from telescope_core import EnvironmentConfig
+from pydantic import Field
+
+from telescope_core import Environment, EnvironmentConfig
+from telescope_envs.install.declare import schema_of
 from telescope_envs.install.loading import settings_in
 from telescope_envs.publish.release import recorded_settings
 
@@ -53,3 +56,33 @@ def test_a_list_of_lists_without_end_has_a_type() -> None:
     (setting,) = settings_in(schema)
     assert (setting.name, setting.default) == ("tree", "[]")
     assert setting.type == "list of Tree"
+
+
+class Limits(EnvironmentConfig):
+    most: int
+    least: int = 1
+    names: list[str] = Field(default_factory=list)
+
+
+class Limited(Environment):
+    class Config(EnvironmentConfig):
+        usual: Limits = Limits(most=5, least=2)
+        made: Limits = Field(default_factory=lambda: Limits(most=6))
+        maybe: Limits | None = None
+        twice: int = Field(default_factory=lambda data: 2 * data["usual"].most)
+
+
+def test_defaults_are_those_that_count() -> None:
+    found = {one.name: one.default for one in settings_in(schema_of(Limited))}
+    assert found == {
+        "usual.most": "5",
+        "usual.least": "2",
+        "usual.names": "[]",
+        "made.most": "6",
+        "made.least": "1",
+        "made.names": "[]",
+        "maybe.most": "",
+        "maybe.least": "1",
+        "maybe.names": "[]",
+        "twice": "...",
+    }

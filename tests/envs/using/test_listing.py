@@ -149,17 +149,22 @@ def test_info_tells_settings_standing_and_use(published, installed, telescope):
 
 
 def test_info_tells_the_settings_of_what_is_not_installed(registry, telescope):
+    url = Setting(name="url", type="text", default='""', help="")
     size = Setting(name="size", type="integer >= 1", default="3", help="How many.")
     registry.store.publish(toy_publication("0.1.0"))
     old = telescope("env", "info", "toy")[1]
     assert "settings: this release does not record them; install it to see them" in old
     assert json.loads(telescope("env", "info", "toy", "--json")[1])["settings"] is None
-    registry.store.publish(toy_publication("0.2.0", settings=(size,)))
+    registry.store.publish(toy_publication("0.2.0", settings=(url, size)))
     shown = " ".join(telescope("env", "info", "toy")[1].split())
     assert "size: integer >= 1; default 3 How many." in shown
     assert "--env.size 3" in shown
+    assert "--env.url" not in shown
     about = json.loads(telescope("env", "info", "toy", "--json")[1])
-    assert (about["installed"], about["settings"]) == (None, [size.as_table()])
+    assert (about["installed"], about["settings"]) == (
+        None,
+        [url.as_table(), size.as_table()],
+    )
 
 
 def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
@@ -174,7 +179,10 @@ def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, te
 def test_settings_are_read_from_a_schema():
     schema = {
         "$defs": {
-            "Judge": {"properties": {"model": {"type": "string", "description": "Who."}}},
+            "Judge": {
+                "properties": {"model": {"type": "string", "description": "Who."}},
+                "required": ["model"],
+            },
             "Level": {"enum": ["low", "high"]},
         },
         "properties": {

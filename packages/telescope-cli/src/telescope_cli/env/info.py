@@ -20,7 +20,7 @@ from telescope_core.finding.schemes import adapted
 from telescope_envs.install.loading import declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
-from telescope_envs.records.release import Setting
+from telescope_envs.records.release import COMPUTED_DEFAULT, Setting
 from telescope_envs.registry import Registry, Release, Status, resolve
 from telescope_envs.registry.lookup import open_registry_of
 
@@ -253,7 +253,8 @@ def _settings_lines(settings: Sequence[Setting], of: str = "") -> Iterator[str]:
 
 
 def _usage(name: str, settings: Sequence[Setting]) -> Iterator[str]:
-    example = next((setting for setting in settings if setting.default), None)
+    no_example = ("", '""', "null", COMPUTED_DEFAULT)
+    example = next((setting for setting in settings if setting.default not in no_example), None)
     flag = ""
     if example is not None:
         # A JSON value as one would type it.

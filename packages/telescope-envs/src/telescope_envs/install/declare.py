@@ -10,12 +10,30 @@ import json
 import sys
 from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import WithDefaultSchema
+
 from telescope_core.base.errors import EnvironmentLoadError, TelescopeError
 from telescope_core.environments import Environment
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.playing.in_process import InProcessEnvironment
 
 _Settings = dict[str, Any]
+
+
+class _WithFactories(GenerateJsonSchema):
+    """Writes the defaults that factories make, too."""
+
+    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
+        factory: Any = schema.get("default_factory")
+        if factory is not None and not schema.get("default_factory_takes_data"):
+            schema = {**schema, "default": factory()}
+        return super().default_schema(schema)
+
+
+def schema_of(environment_class: type[Environment]) -> dict[str, Any]:
+    """Return the JSON schema of the settings of an environment."""
+    return environment_class.Config.model_json_schema(schema_generator=_WithFactories)
 
 
 def built(factory: str, settings: _Settings) -> dict[str, Any]:
@@ -26,14 +44,14 @@ def built(factory: str, settings: _Settings) -> dict[str, Any]:
 
 def schema(factory: str, settings: _Settings) -> dict[str, Any]:
     """Return the JSON schema of its settings."""
-    return load_environment_class(factory).Config.model_json_schema()
+    return schema_of(load_environment_class(factory))
 
 
 def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
     """Return the declarations of the environment, without loading its examples."""
     environment_class = load_environment_class(factory)
     environment = environment_class.from_settings(settings)
-    settings = environment_class.Config.model_json_schema()
+    settings = schema_of(environment_class)
     text = json.dumps(settings, sort_keys=True)
     return {
         "splits": sorted(str(split) for split in environment.splits()),

@@ -16,7 +16,7 @@ from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
 from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import LinkedProject, read_project
-from telescope_envs.records.release import Release, Setting
+from telescope_envs.records.release import COMPUTED_DEFAULT, Release, Setting
 from telescope_envs.rules.wheel import WheelContents
 
 Question = Literal["built", "schema", "declarations", "declared", "task_files"]
@@ -30,6 +30,7 @@ _LIMITS_S = {
     "task_files": 300.0,
 }
 """Time limit; an environment of a framework may read its data while it is built."""
+_ABSENT = object()
 _DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
 
 
@@ -137,28 +138,33 @@ def settings_in(schema: Mapping[str, Any]) -> list[Setting]:
     tables = schema.get("$defs", {})
     # A table that holds itself is among the named ones, even at the top.
     top = tables.get(str(schema.get("$ref", "")).rpartition("/")[2], schema)
-    return list(_settings(top, tables, ""))
+    return list(_settings(top, tables, {}))
 
 
 def _settings(
     schema: Mapping[str, Any],
     tables: Mapping[str, Any],
-    prefix: str,
+    defaults: Mapping[str, Any],
+    prefix: str = "",
     within: tuple[Mapping[str, Any], ...] = (),
 ) -> Iterator[Setting]:
+    """Yield the settings of one table; `defaults` are those of the field that holds the table."""
     within = (*within, schema)
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
+        default = defaults.get(name, field.get("default", _ABSENT))
         inner = _table_of(field, tables)
         # A table that holds itself has no end; what is in it is listed once.
         if inner is not None and not any(inner is one for one in within):
-            yield from _settings(inner, tables, f"{prefix}{name}.", within)
+            chosen = default if isinstance(default, dict) else {}
+            yield from _settings(inner, tables, chosen, f"{prefix}{name}.", within)
             continue
-        is_required = name in required or "default" not in field
+        # Not in the schema if it is made from other settings, or cannot be written as JSON.
+        text = json.dumps(default) if default is not _ABSENT else COMPUTED_DEFAULT
         yield Setting(
             name=f"{prefix}{name}",
             type=_type_of(field, tables),
-            default="" if is_required else json.dumps(field["default"]),
+            default="" if name in required and name not in defaults else text,
             help=" ".join(str(field.get("description", "")).split()),
         )
 

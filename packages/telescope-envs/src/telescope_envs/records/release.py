@@ -114,6 +114,10 @@ class RewardRange(PublicRecord, frozen=True, kw_only=True):
             raise RecordProblem(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
 
 
+COMPUTED_DEFAULT = "..."
+"""Stands for a default that a schema does not hold."""
+
+
 class Setting(PublicRecord, frozen=True, kw_only=True):
     """One setting of an environment, `--env.NAME` on the command line."""
 
@@ -121,7 +125,7 @@ class Setting(PublicRecord, frozen=True, kw_only=True):
     """Dotted for a setting in a table."""
     type: Line
     default: Line
-    """As JSON; empty if the setting is required."""
+    """As JSON; empty if the setting is required, `COMPUTED_DEFAULT` if other settings decide."""
     help: Line
 
 
