@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from tests.asking import ask
 
 from telescope_core import (
+    Completion,
     EnvironmentConfig,
     Example,
     ListSource,
@@ -19,9 +20,14 @@ from telescope_core import (
     RolloutStatus,
     SingleTurnEnvironment,
     Split,
+    ToolCall,
+    ToolConfig,
+    ToolEnvironment,
     group_reward,
     reward,
+    tool,
 )
+from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.errors import ConfigError, EnvironmentLoadError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment, RankedEnvironment
@@ -329,6 +335,99 @@ async def test_a_simulated_user_talks_until_it_is_done():
     assert "You want a table for two." in first[0]["content"]
     assert first[2]["content"] == "A table, please."
     assert first[3]["content"] == "For how many?"
+
+
+class Tables(ToolEnvironment):
+    class Config(ToolConfig):
+        user: UserSimulatorConfig = UserSimulatorConfig()
+        judge: JudgeConfig = JudgeConfig()
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.user = UserSimulator(self.config.user, self)
+        self.judge = Judge(self.config.judge, self)
+
+    def examples(self, split):
+        return ListSource([Example(id="trip", prompt="A table, please.")])
+
+    @tool
+    def free(self, size: int) -> str:
+        """Return the free table."""
+        return f"table {size * 10}"
+
+    async def env_response(self, messages, episode):
+        answers = await super().env_response(messages, episode)
+        if answers is not None:
+            return answers
+        return await self.user.reply(messages, instructions="You want a table.")
+
+    @reward
+    async def good(self, rollout, example):
+        return (await self.judge.score(rollout, example, rubric="1: a table.")).score
+
+
+def calling(style, text, arguments):
+    """Return a turn that thinks, says `text` and calls `free`."""
+    if style == "native":
+        call = ToolCall(id="c", name="free", arguments=arguments)
+        message = Message(role="assistant", content=f"<think>Hm.</think>{text}", tool_calls=(call,))
+        return Completion(message=message, finish_reason="tool_calls")
+    call = f'<tool_call>{{"name": "free", "arguments": {arguments}}}</tool_call>'
+    return f"<think>Hm. <tool_call>{{}}</tool_call></think>{text}{call}"
+
+
+@pytest.mark.parametrize("style", ["xml", "native"])
+async def test_a_user_sees_what_was_said_and_a_judge_the_calls_too_but_no_thinking(style):
+    async with serving(["For 2.", "[DONE]", GOOD]) as endpoint:
+        model = {"base_url": endpoint.url, "model": "person"}
+        settings = {"user": model, "judge": model, "tool_call_format": style}
+        client = InProcessEnvironment(Tables.from_settings(settings), name="tables")
+        replies = [
+            "<think>How many?</think>For how many?",
+            calling(style, "Let me see.", '{"size": 2}'),
+            calling(style, "", '{"size": 3}'),
+            "It is </think>table 20.",
+        ]
+        rollout = await play(client, replies)
+        await client.close()
+    assert rollout.reward == 0.75, rollout.error
+    _, user, judge = (one["messages"] for one in endpoint.requests)
+    assert [(one["role"], one["content"]) for one in user[2:]] == [
+        ("assistant", "A table, please."),
+        ("user", "For how many?"),
+        ("assistant", "For 2."),
+        ("user", "Let me see.\n\ntable 20."),
+    ]
+    shown = judge[1]["content"]
+    assert re.findall(r"^\[(\w+)\]$", shown, re.MULTILINE) == [
+        *("user", "assistant", "user"),
+        *("assistant", "tool", "assistant", "tool", "assistant"),
+    ]
+    first = '"free", "arguments": {"size": 2}' if style == "xml" else 'free({"size": 2})'
+    assert all(part in shown for part in (first, "table 20", "table 30", "\ntable 20.\n"))
+    assert not any(part in shown for part in ("Hm.", "How many?", "think>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Yes. <think>Or", ""),
+        ('<tool_call>{"name": "say", "arguments": {"a": "</think>"}}</tool_call> Done.', "Done."),
+        ("A <tool_call> is a tag.", "A <tool_call> is a tag."),
+    ],
+)
+def test_what_is_said_ends_with_thinking_and_does_without_calls(text, spoken):
+    answer = answer_in(text)
+    assert answer.spoken == spoken
+    assert answer.text == (text if spoken else "")
+
+
+def test_a_user_who_quotes_a_result_is_heard():
+    text = "<tool_response>\n5\n</tool_response>"
+    said = Message(role="assistant", content="What did it say?")
+    assert without_results(text, said) == text
+    called = Message(role="assistant", content=calling("xml", "", "{}"))
+    assert without_results(f"{text}\nTwo turns are left.", called) == "Two turns are left."
 
 
 async def test_a_silent_user_fails_the_rollout():

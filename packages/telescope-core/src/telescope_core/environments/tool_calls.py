@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.environments.tool_functions import Tool
-from telescope_core.parsers.tool_calls import CallText, tagged_blocks
+from telescope_core.parsers.texts import OPEN
+from telescope_core.parsers.tool_calls import CallText, TaggedBlock, tagged_blocks
 
 ToolCallFormat = Literal["xml", "native"]
+_RESULT, _RESULT_END = "<tool_response>\n", "\n</tool_response>"
 
 
 class ToolFailure(StrEnum):
@@ -57,7 +59,7 @@ class TurnCalls:
                 Message(role="tool", content=outcome.text, tool_call_id=one.id)
                 for one, outcome in zip(self.calls, outcomes, strict=True)
             ]
-        text = "\n".join(f"<tool_response>\n{one.text}\n</tool_response>" for one in outcomes)
+        text = "\n".join(f"{_RESULT}{one.text}{_RESULT_END}" for one in outcomes)
         return [Message(role="user", content=text)]
 
 
@@ -76,13 +78,7 @@ def tagged_calls(text: str) -> list[ToolCall]:
     it.
     """
     blocks = list(tagged_blocks(text))
-    # A mark inside a string of a call ends no thinking.
-    ends = (
-        end.end()
-        for end in re.finditer("</think>", text)
-        if not any(one.calls and one.start < end.start() < one.end for one in blocks)
-    )
-    thought = max(ends, default=0)
+    thought = _end_of_thinking(text, blocks)
     if text[thought:].lstrip().startswith("<think>"):  # cut while it was thinking
         return []
     written = [
@@ -95,6 +91,49 @@ def tagged_calls(text: str) -> list[ToolCall]:
         ToolCall(id=f"call_{number}", name=call.name, arguments=call.arguments)
         for number, call in enumerate(written)
     ]
+
+
+def _end_of_thinking(text: str, blocks: Sequence[TaggedBlock]) -> int:
+    # A mark inside a string of a call ends no thinking.
+    ends = (
+        end.end()
+        for end in re.finditer("</think>", text)
+        if not any(one.calls and one.start < end.start() < one.end for one in blocks)
+    )
+    return max(ends, default=0)
+
+
+class Answer(NamedTuple):
+    """What a turn says after its thinking; empty if the thinking is not closed."""
+
+    text: str
+    spoken: str
+    """The same without tagged calls."""
+
+
+def answer_in(text: str) -> Answer:
+    """Return the parts of a turn's `text` that others than the policy may see."""
+    blocks = list(tagged_blocks(text))
+    begin = position = _end_of_thinking(text, blocks)
+    spoken = ""
+    for one in blocks:
+        if one.start >= begin:
+            spoken += text[position : one.start]
+            position = one.end
+    spoken += text[position:]
+    if OPEN in spoken:
+        return Answer("", "")
+    return Answer(text[begin:].strip(), spoken.strip())
+
+
+def without_results(text: str, before: Message | None) -> str:
+    """Return the text of a user message without results of tagged calls in the message `before`."""
+    begin, end = text.find(_RESULT), text.rfind(_RESULT_END)
+    if not 0 <= begin < end or before is None or before.role != "assistant":
+        return text
+    if not tagged_calls(before.content):
+        return text
+    return (text[:begin] + text[end + len(_RESULT_END) :]).strip()
 
 
 def tools_prompt(tools: Sequence[Tool]) -> str:

@@ -6,6 +6,7 @@ answers, and records calls, tokens and cost as metrics of the rollout.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from telescope_core.base.types import Completion, Message, Sampling
 from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.chat.http import RequestLimits
 from telescope_core.environments.settings import Settings
+from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.environments.usage import count, count_unknown, require_may_ask
 from telescope_core.parsers import without_thinking
 
@@ -219,9 +221,9 @@ class UserSimulator:
     async def reply(self, messages: Sequence[Message], *, instructions: str) -> str | None:
         """Return the user's next message; None when the user ends the conversation.
 
-        `messages` is the conversation as the policy sees it. The user sees only the user and
-        assistant messages, not system prompts or tool results. `instructions` says who the user
-        is and what they want. Raises JudgeError when the model gives no usable answer.
+        `messages` is the conversation as the policy sees it. The user sees only what both sides
+        said: no system prompts, thinking, tool calls or their results. `instructions` says who the
+        user is and what they want. Raises JudgeError when the model gives no usable answer.
         """
         system = _INSTRUCTIONS.format(instructions=instructions.strip(), done=self._done_text)
         asked = [Message(role="system", content=system), _BEGIN, *_as_seen_by_user(messages)]
@@ -236,9 +238,21 @@ class UserSimulator:
 
 
 def _as_seen_by_user(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with roles swapped: the user's words become the model's own."""
-    return [
-        Message(role="assistant" if message.role == "user" else "user", content=text)
-        for message in messages
-        if message.role in ("user", "assistant") and (text := with_marks(message))
-    ]
+    """Return what both sides said, with roles swapped: the user's words become the model's own.
+
+    Messages of one side that follow each other, such as around a tool call, become one: many
+    models take none but alternating roles.
+    """
+    seen: list[Message] = []
+    for before, message in pairwise((None, *messages)):
+        if message is None or message.role not in ("user", "assistant"):
+            continue
+        if message.role == "assistant":
+            role, text = "user", answer_in(message.content).spoken
+        else:
+            role, text = "assistant", without_results(with_marks(message), before)
+        if text and seen and seen[-1].role == role:
+            seen[-1] = Message(role=role, content=f"{seen[-1].content}\n\n{text}")
+        elif text:
+            seen.append(Message(role=role, content=text))
+    return seen

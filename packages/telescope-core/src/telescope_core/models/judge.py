@@ -7,6 +7,7 @@ for that.
 import random
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
@@ -17,6 +18,7 @@ from telescope_core.base.types import Example, Message, Rollout
 from telescope_core.environments.building import class_location
 from telescope_core.environments.rewards import group_reward, reward
 from telescope_core.environments.settings import EnvironmentConfig
+from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.environments.turns import SingleTurnEnvironment
 from telescope_core.environments.usage import count, remark
 from telescope_core.models.helper_models import HelperModel, HelperModelConfig, Owner
@@ -215,13 +217,21 @@ class RankedEnvironment(_WithJudge):
 def transcript(messages: Sequence[Message]) -> str:
     """Return a conversation as text for another model, without system prompts and thinking.
 
+    A native tool call is a line such as `add({"a": 1})`, and results of calls have the role tool.
     A mark such as [image/png, 12 KB] replaces an image.
     """
-    return "\n\n".join(
-        f"[{message.role}]\n{with_marks(message)}"
-        for message in messages
-        if message.role != "system"
-    )
+    shown: list[str] = []
+    for before, message in pairwise((None, *messages)):
+        if message is None or message.role == "system":
+            continue
+        role, text = message.role, with_marks(message)
+        if role == "assistant":
+            calls = (f"{call.name}({call.arguments})" for call in message.tool_calls)
+            text = "\n".join(part for part in (answer_in(message.content).text, *calls) if part)
+        elif role == "user" and text and not without_results(text, before):
+            role = "tool"
+        shown.append(f"[{role}]\n{text}")
+    return "\n\n".join(shown)
 
 
 def _work(rollout: Rollout) -> str:
