@@ -51,6 +51,9 @@ class Endpoint:
         self.hold.set()
         self.usage = {"prompt_tokens": 100, "completion_tokens": 10}
 
+    async def models(self, request):
+        return web.json_response({"data": [{"id": "grader"}, {"id": "other"}]})
+
     async def chat(self, request):
         self.requests.append(await request.json())
         self.headers.append(request.headers)
@@ -74,6 +77,7 @@ async def serving(script):
     endpoint = Endpoint(script)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.chat)
+    app.router.add_get("/v1/models", endpoint.models)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -178,8 +182,18 @@ async def test_a_judge_that_refuses_every_request_is_told_apart():
         await client.close()
     assert rollout.status_reason == "EndpointAccessError"
     assert "judge grader at" in rollout.error
-    assert "no API key was sent; name its environment variable" in rollout.error
+    option = "--env.judge.api_key_env"
+    assert f"no API key was sent; name its environment variable with {option}" in rollout.error
     assert len(endpoint.requests) == 1
+
+
+async def test_a_judge_that_is_not_named_is_asked_for_by_its_own_option():
+    async with serving([GOOD]) as endpoint:
+        client = essay(endpoint.url, model="")
+        rollout = await play(client)
+        await client.close()
+    assert "serves 2 models (grader, other)" in rollout.error
+    assert "name the one you mean with --env.judge.model" in rollout.error
 
 
 NO_TEMPERATURE = '{"error": {"message": "\'temperature\' is not supported with this model"}}'

@@ -36,6 +36,13 @@ class ApiKey(NamedTuple):
     """Name of the environment variable that holds it, for errors."""
 
 
+class Options(NamedTuple):
+    """The options with which a person sets what errors ask for."""
+
+    model: str = "--model"
+    api_key_env: str = "--api-key-env"
+
+
 class ChatClient:
     """Creates policies that use the endpoint at `base_url`, such as `http://127.0.0.1:8000/v1`.
 
@@ -72,6 +79,7 @@ class ChatClient:
         self._model_lock = asyncio.Lock()
         self._api_key = api_key if isinstance(api_key, ApiKey) else ApiKey(api_key or "")
         self._optional = frozenset(optional)
+        self.options = Options()
         self._dialect = Dialect()
         self._has_answered = False
         self._headers = {"Content-Type": "application/json"}
@@ -134,7 +142,7 @@ class ChatClient:
                         listed = ", ".join(served) or "none"
                         raise ConfigError(
                             f"{self._shown_url} serves {len(served)} models ({listed}); name the "
-                            "one you mean with --model"
+                            f"one you mean with {self.options.model}"
                         )
                     self._model = served[0]
         return self._model
@@ -236,7 +244,8 @@ class ChatClient:
         value, variable = self._api_key
         if not value:
             unset = f", because {variable} is not set" if variable else ""
-            return f"no API key was sent{unset}; name its environment variable with --api-key-env"
+            option = self.options.api_key_env
+            return f"no API key was sent{unset}; name its environment variable with {option}"
         held = f" in {variable}" if variable else ""
         if status == 401:
             return f"the API key{held} was not accepted; put the right one there"

@@ -15,7 +15,7 @@ from telescope_core.base.errors import ConfigError, EndpointAccessError, Endpoin
 from telescope_core.base.images import with_marks
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.base.types import Completion, Message, Sampling
-from telescope_core.chat.client import ApiKey, ChatClient
+from telescope_core.chat.client import ApiKey, ChatClient, Options
 from telescope_core.chat.http import RequestLimits
 from telescope_core.environments.settings import Settings
 from telescope_core.environments.tool_calls import answer_in, without_results
@@ -170,10 +170,11 @@ class HelperModel:
     def _opened(self) -> ChatClient:
         if self._client is None:
             config = self._config
+            option = f"--env.{self._role}"
             if not config.base_url:
                 raise ConfigError(
                     f"the {self._role} has no base_url; set it, for example with "
-                    f"--env.{self._role}.base_url http://127.0.0.1:8001/v1"
+                    f"{option}.base_url http://127.0.0.1:8001/v1"
                 )
             self._client = ChatClient(
                 config.base_url,
@@ -185,6 +186,9 @@ class HelperModel:
                     request_timeout_s=config.request_timeout_s,
                     retry_budget_s=config.retry_budget_s,
                 ),
+            )
+            self._client.options = Options(
+                model=f"{option}.model", api_key_env=f"{option}.api_key_env"
             )
         return self._client
 
