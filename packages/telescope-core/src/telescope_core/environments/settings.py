@@ -38,7 +38,9 @@ class EnvironmentConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _complete_tables(cls, given: Any) -> Any:
-        return _over_defaults(cls, given, None) if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping):
+            return given
+        return _over_defaults(cls, cast(Mapping[str, Any], given), None)
 
 
 def read_settings(schema: type[Config], settings: Mapping[str, Any], *, owner: str) -> Config:

@@ -103,7 +103,7 @@ def _end_of_thinking(text: str, blocks: Sequence[TaggedBlock]) -> int:
     return max(ends, default=0)
 
 
-class Answer(NamedTuple):
+class TurnAnswer(NamedTuple):
     """What a turn says after its thinking; empty if the thinking is not closed."""
 
     text: str
@@ -111,7 +111,7 @@ class Answer(NamedTuple):
     """The same without tagged calls."""
 
 
-def answer_in(text: str) -> Answer:
+def answer_in(text: str) -> TurnAnswer:
     """Return the parts of a turn's `text` that others than the policy may see."""
     blocks = list(tagged_blocks(text))
     begin = position = _end_of_thinking(text, blocks)
@@ -122,8 +122,8 @@ def answer_in(text: str) -> Answer:
             position = one.end
     spoken += text[position:]
     if OPEN in spoken:
-        return Answer("", "")
-    return Answer(text[begin:].strip(), spoken.strip())
+        return TurnAnswer("", "")
+    return TurnAnswer(text[begin:].strip(), spoken.strip())
 
 
 def without_results(text: str, before: Message | None) -> str:

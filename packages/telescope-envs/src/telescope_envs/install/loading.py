@@ -156,7 +156,7 @@ def _settings(
         inner = _table_of(field, tables)
         # A table that holds itself has no end; what is in it is listed once.
         if inner is not None and not any(inner is one for one in within):
-            chosen = default if isinstance(default, dict) else {}
+            chosen = cast(Mapping[str, Any], default if isinstance(default, dict) else {})
             yield from _settings(inner, tables, chosen, f"{prefix}{name}.", within)
             continue
         # Not in the schema if it is made from other settings, or cannot be written as JSON.
