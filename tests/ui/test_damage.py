@@ -392,6 +392,32 @@ def test_what_is_torn_in_its_middle_is_named_and_the_page_is_there(tmp_path, run
             assert ui.get("/runs/r/evals")["problems"] == page["problems"]
 
 
+def test_evals_of_pictures_are_read_to_their_end_and_lines_that_are_too_long_are_told(tmp_path):
+    write_standalone(tmp_path / "runs" / "alone", solved=5)
+    path = tmp_path / "runs" / "alone" / "rollouts.jsonl"
+    first, *others, last = path.read_text().splitlines()
+    picture = {"media_type": "image/png", "data": "A" * 9 * 2**20, "at": 0}
+    seen = json.loads(last)
+    seen["messages"][0]["images"] = [picture]
+    path.write_text(f"{first}\n")
+    with path.open("ab") as stream:
+        # A line of zeros that fills no disk.
+        stream.truncate(513 * 2**20)
+        stream.seek(0, os.SEEK_END)
+        stream.write("\n".join(["", *others, json.dumps(seen), ""]).encode())
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/evals/alone")
+        assert page["so_far"]["num_rollouts"] == 8
+        assert page["problems"] == [
+            "rollouts.jsonl has 1 line of more than 128 MiB, left out here; look at it with "
+            "another program"
+        ]
+        shown = ui.get("/evals/alone/rollouts/eval-7/0")
+        assert shown["messages"][0]["images"] == [picture]
+        missing = ui.get("/evals/alone/rollouts/eval-8/0", 404)
+        assert "1 line of more than 128 MiB" in missing["error"]["message"]
+
+
 def test_the_list_says_that_the_result_of_an_eval_is_torn(tmp_path):
     write_standalone(tmp_path / "runs" / "alone", solved=5)
     path = tmp_path / "runs" / "alone" / "results.json"

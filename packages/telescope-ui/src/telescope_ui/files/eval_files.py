@@ -16,7 +16,6 @@ from telescope_core.evals.stats import Estimate
 from telescope_core.records.files import lines_left_out
 from telescope_core.records.rows import RolloutRow, row_from_json
 from telescope_ui.base.answers import JsonObject, NotThereError
-from telescope_ui.files.json_lines import MAX_FILE_BYTES, MAX_LINE_BYTES
 from telescope_ui.files.run_files import (
     MAX_JSON_BYTES,
     Stamp,
@@ -28,6 +27,8 @@ from telescope_ui.files.run_files import (
 
 _TAGGED = re.compile(r"(?s)(.+)-(before|after|step-\d{1,9})")
 _LAST = 10**9
+MAX_ROLLOUT_BYTES = 128 * 2**20
+"""Bytes of the longest line of an eval: a rollout with pictures, of which a message has several."""
 
 
 class EvalKey(NamedTuple):
@@ -150,15 +151,26 @@ def rows_of(place: EvalPlace) -> tuple[PlacedRow, ...]:
 
 def problems_of(place: EvalPlace) -> list[str]:
     """Return what of the result and the rollouts of an eval is left out, each as a sentence."""
-    folder = f"evals/{place.folder}/" if place.folder else ""
-    num_damaged = _rows_of(place).num_damaged
-    lines = [lines_left_out(f"{folder}rollouts.jsonl", num_damaged)] if num_damaged else []
-    return [*filter(None, [problem_of(place)]), *lines]
+    return [*filter(None, [problem_of(place)]), *_left_out(place)]
+
+
+def _left_out(place: EvalPlace) -> list[str]:
+    name = f"evals/{place.folder}/rollouts.jsonl" if place.folder else "rollouts.jsonl"
+    found = _rows_of(place)
+    problems = [lines_left_out(name, found.num_damaged)] if found.num_damaged else []
+    if num := found.num_too_long:
+        lines, them = ("1 line", "it") if num == 1 else (f"{num:,} lines", "them")
+        problems.append(
+            f"{name} has {lines} of more than {MAX_ROLLOUT_BYTES // 2**20} MiB, left out here; "
+            f"look at {them} with another program"
+        )
+    return problems
 
 
 class _Rows(NamedTuple):
     rows: tuple[PlacedRow, ...] = ()
     num_damaged: int = 0
+    num_too_long: int = 0
 
 
 def _rows_of(place: EvalPlace) -> _Rows:
@@ -171,19 +183,25 @@ def _rows_of(place: EvalPlace) -> _Rows:
 def _rows(path: Path, stamp: Stamp) -> _Rows:
     decoder = msgspec.json.Decoder(EvalRow)
     found: dict[tuple[str, int], PlacedRow] = {}
-    offset = num_damaged = 0
-    with path.open("rb") as stream:
+    offset = num_damaged = num_too_long = 0
+    is_too_long = False
+    with path.open("rb", buffering=2**20) as stream:
         # Bounded, so that a file without line ends fills no memory.
-        while offset < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
-            try:
-                row = decoder.decode(line)
-            except (ValueError, RecursionError):
-                # A last line without its end is being written.
-                num_damaged += line.endswith(b"\n") and not line.isspace()
+        while part := stream.readline(MAX_ROLLOUT_BYTES):
+            is_rest = is_too_long
+            is_too_long = len(part) == MAX_ROLLOUT_BYTES and not part.endswith(b"\n")
+            if is_rest or is_too_long:
+                num_too_long += is_too_long and not is_rest
             else:
-                found[row.group_id, row.index] = PlacedRow(row, offset, len(line))
-            offset += len(line)
-    return _Rows(tuple(found.values()), num_damaged)
+                try:
+                    row = decoder.decode(part)
+                except (ValueError, RecursionError):
+                    # A last line without its end is being written.
+                    num_damaged += part.endswith(b"\n") and not part.isspace()
+                else:
+                    found[row.group_id, row.index] = PlacedRow(row, offset, len(part))
+            offset += len(part)
+    return _Rows(tuple(found.values()), num_damaged, num_too_long)
 
 
 def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:
@@ -196,4 +214,5 @@ def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:
                     stream.seek(placed.offset)
                     return row_from_json(msgspec.json.decode(stream.read(placed.length)))
     name = place.folder or place.root.name
-    raise NotThereError(f"the eval {name!r} has no rollout {index} of a group {group_id!r}")
+    why = f"the eval {name!r} has no rollout {index} of a group {group_id!r}"
+    raise NotThereError("; ".join([why, *_left_out(place)]))

@@ -18,7 +18,7 @@ from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.run_files import inside
 
 MAX_LINE_BYTES = 8 * 2**20
-"""Bytes of the longest line of metrics or of an eval; longer ones are skipped."""
+"""Bytes of the longest line of metrics; longer ones are skipped."""
 MAX_FILE_BYTES = 512 * 2**20
 """Largest part of such a file that is read."""
 _MAX_SMALL_LINE_BYTES = 2**20
