@@ -31,7 +31,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import transcript
 from telescope_core.records.parquet import read_rows, write_rows
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
-from telescope_core.reports.rollouts_html import sample
+from telescope_core.reports.rollouts_html import Pictures, sample, sample_list
 from telescope_core.types import RolloutStatus, Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
@@ -141,11 +141,24 @@ def test_records_keep_pictures_and_text_stays_text(tmp_path):
 
 def test_the_report_shows_them_and_trusts_no_type():
     hostile = Image(media_type='image/png"onerror="alert(1)', data="AA==")
-    page = sample(row(TWO, Message(role="user", content="x", images=(hostile,))))
+    page = sample(row(TWO, Message(role="user", content="x", images=(hostile,))), Pictures())
     assert page.count('<img class="picture"') == 3
     assert URL in page
     assert 'png"onerror' not in page
     assert "Is [image/png, 1 KB] or" in page
+
+
+def test_the_report_writes_a_picture_once_and_only_as_many_as_have_room():
+    large = [Image(media_type="image/png", data=one * 12 * 2**20) for one in "ABCD"]
+    asked = [row(message_of("user", "of ", one, RED)) for one in (*large, large[1])]
+    page = sample_list(asked, {}, kinds_of=lambda row: ())
+    assert [page.count(one.data) for one in (*large, RED)] == [1, 1, 0, 0, 1]
+    assert 24 * 2**20 < len(page) < 25 * 2**20
+    assert "2 more are only named in the text, such as [image/png, 12 KB]; telescope ui" in page
+    assert re.findall(r'<img [^>]*(?: id| data-same)="([^"]*)', page) == [
+        *("picture-1", "picture-2", "picture-3", "picture-2"),
+        *("picture-2", "picture-2", "picture-3", "picture-2"),
+    ]
 
 
 def test_a_judge_reads_marks_in_their_place():

@@ -11,7 +11,7 @@ from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.examples import GeneratedSource
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_from_json, row_to_json
-from telescope_core.reports.rollouts_html import sample
+from telescope_core.reports.rollouts_html import Pictures, sample
 from telescope_core.types import Example, Message, Sampling
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":'}}
@@ -70,7 +70,7 @@ async def test_a_filtered_answer_is_no_ordinary_empty_answer():
         result, (row,) = await evaluated(client)
     assert (result.num_filtered, result.num_refused, result.num_truncated) == (1, 0, 0)
     assert row.finish_reasons == ("content_filter",)
-    assert "stopped by a content filter" in sample(row)
+    assert "stopped by a content filter" in sample(row, Pictures())
 
 
 async def test_a_refusal_is_kept_shown_and_counted():
@@ -83,7 +83,7 @@ async def test_a_refusal_is_kept_shown_and_counted():
     said = Message(role="assistant", content="", refusal="I can't help with that.")
     assert row.messages[-1] == completion.message == said
     assert sent["refusal"] == "I can't help with that."
-    assert "I can&#x27;t help with that." in sample(row)
+    assert "I can&#x27;t help with that." in sample(row, Pictures())
 
 
 async def test_prompt_tokens_and_repeated_requests_are_summed():

@@ -20,7 +20,7 @@ from telescope_core.examples import GeneratedSource
 from telescope_core.gateway import RecordedEnvironment, forwarding
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_from_json, row_to_json
-from telescope_core.reports.rollouts_html import sample
+from telescope_core.reports.rollouts_html import Pictures, sample
 from telescope_core.types import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
@@ -101,7 +101,7 @@ async def test_an_agent_in_an_eval_is_recorded_as_in_training():
     assert [message.content for message in conversation] == [
         *("hi", "one", "and then?", "two", "and then?", "fine")
     ]
-    assert "and then?" in sample(row)
+    assert "and then?" in sample(row, Pictures())
     # What the program left out is that of the eval.
     assert first == {
         "model": "tiny",

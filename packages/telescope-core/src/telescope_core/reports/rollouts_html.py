@@ -1,11 +1,12 @@
 """The rollouts that a report shows, early and late, good and bad; their HTML, and a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import zip_longest
 
 from telescope_core.base.images import url_of, with_marks
-from telescope_core.base.types import Message, TurnInfo
+from telescope_core.base.types import Image, Message, TurnInfo
 from telescope_core.evals.result import format_metric
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
@@ -53,6 +54,8 @@ def _best_and_worst(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
 
 
 _LONGEST_TEXT = 4000
+MAX_PICTURE_BYTES = 32 * 2**20
+"""Most bytes of pictures in a page, as text; one of the largest size fits."""
 _NUM_OPEN = 3
 _SCRIPT = """
 (() => {
@@ -69,6 +72,9 @@ _SCRIPT = """
     }
     document.getElementById('shown').textContent = shown + ' of ' + all.length + ' shown';
   };
+  for (const one of document.querySelectorAll('img[data-same]')) {
+    one.src = document.getElementById(one.dataset.same).src;
+  }
   const every = open => () => all.forEach(one => { one.querySelector('details').open = open; });
   document.getElementById('filter').hidden = false;
   kind.onchange = text.oninput = show;
@@ -79,13 +85,45 @@ _SCRIPT = """
 """
 
 
+class Pictures:
+    """The pictures of a page: each is written once, and only as many as have room."""
+
+    def __init__(self) -> None:
+        self._written: dict[Image, str] = {}
+        """The id of each picture that is in the page."""
+        self._num_bytes = 0
+        self.num_left_out = 0
+        """Places where a picture is only named in the text."""
+
+    def of(self, message: Message) -> str:
+        """Return the pictures of a message; the script shows again those that are in the page."""
+        found: list[str] = []
+        for number, image in enumerate(message.images, start=1):
+            picture = replace(image, at=0)
+            tag = f'<img class="picture" alt="picture {number}'
+            if (name := self._written.get(picture)) is not None:
+                found.append(f'{tag}, as further up" data-same="{name}">')
+            elif self._num_bytes + len(image.data) > MAX_PICTURE_BYTES:
+                self.num_left_out += 1
+            else:
+                self._num_bytes += len(image.data)
+                name = self._written[picture] = f"picture-{len(self._written) + 1}"
+                found.append(f'{tag}" id="{name}" src="{escape(url_of(image))}">')
+        return "".join(found)
+
+
 def sample(
-    row: RolloutRow, *, with_step: bool = True, is_open: bool = True, kinds: Sequence[str] = ()
+    row: RolloutRow,
+    pictures: Pictures,
+    *,
+    with_step: bool = True,
+    is_open: bool = True,
+    kinds: Sequence[str] = (),
 ) -> str:
     """Return one rollout; `kinds` are the names by which `sample_filter` finds it."""
-    body = "".join(_message(message) for message in row.messages)
+    body = "".join(_message(message, pictures) for message in row.messages)
     for number, conversation in enumerate(row.conversations, start=1):
-        said = "".join(_message(message) for message in conversation)
+        said = "".join(_message(message, pictures) for message in conversation)
         body += f"<h4>Conversation {number} of its program</h4>{said}"
     expected = "".join(
         f'<div class="turn gold"><span class="role">expected: {escape(name)}</span>'
@@ -113,11 +151,19 @@ def sample_list(
 
     `kinds` maps kind -> its text, and `kinds_of` tells the kinds of a rollout.
     """
+    pictures = Pictures()
     body = "".join(
-        sample(row, with_step=with_step, is_open=index < _NUM_OPEN, kinds=kinds_of(row))
+        sample(row, pictures, with_step=with_step, is_open=index < _NUM_OPEN, kinds=kinds_of(row))
         for index, row in enumerate(rows)
     )
-    return f"{sample_filter(kinds)}{body}{filter_script()}"
+    left_out = ""
+    if pictures.num_left_out:
+        left_out = (
+            f'<p class="soft">This page holds at most {MAX_PICTURE_BYTES // 2**20} MiB of '
+            f"pictures. {pictures.num_left_out:,} more are only named in the text, such as "
+            "[image/png, 12 KB]; telescope ui shows all of them.</p>"
+        )
+    return f"{left_out}{sample_filter(kinds)}{body}{filter_script()}"
 
 
 def sample_filter(kinds: Mapping[str, str]) -> str:
@@ -161,7 +207,7 @@ def _header(row: RolloutRow, *, with_step: bool) -> str:
     return "".join(f"<span>{label}</span> " for label in labels)
 
 
-def _message(message: Message) -> str:
+def _message(message: Message, pictures: Pictures) -> str:
     text = with_marks(message)
     if message.refusal:
         text = f"{text}\n[refused] {message.refusal}".lstrip()
@@ -170,14 +216,10 @@ def _message(message: Message) -> str:
     text = _cut(text)
     for call in message.tool_calls:
         text += f"\n{call.name}({call.arguments})"
-    pictures = "".join(
-        f'<img class="picture" alt="picture {number}" src="{escape(url_of(image))}">'
-        for number, image in enumerate(message.images, start=1)
-    )
     css_class = "said" if message.role == "assistant" else "asked"
     return (
         f'<div class="turn {css_class}"><span class="role">{escape(message.role)}</span>'
-        f"<pre>{escape(text) or '(empty)'}</pre>{pictures}</div>"
+        f"<pre>{escape(text) or '(empty)'}</pre>{pictures.of(message)}</div>"
     )
 
 
