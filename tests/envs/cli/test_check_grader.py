@@ -69,6 +69,33 @@ def test_what_a_lenient_grader_takes_for_right_is_shown(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("judged", "num_failed"),
+    [
+        pytest.param(f"1 / {STRICT}", 42, id="every wrong answer"),
+        pytest.param(f'{STRICT} or 0 / ("pi" not in answer)', 6, id="one kind"),
+    ],
+)
+def test_a_grader_that_raises_on_wrong_answers_told_nothing_apart(tmp_path, judged, num_failed):
+    done = check(tmp_path, "str(n + 7)", judged, "--json")
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["verdict"], said["wrong"]) == (8, "not conclusive", [])
+    assert len(said["failed"]) == num_failed
+    assert all("ZeroDivisionError" in one["error"] for one in said["failed"])
+
+
+@pytest.mark.slow
+def test_the_first_error_of_a_grader_is_shown(tmp_path):
+    done = check(tmp_path, "str(n + 7)", f"1 / {STRICT}")
+    assert done.exit_code == 8
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "answers without a reward, because the rollout failed; the first is" in " ".join(
+        done.stdout.split()
+    )
+    assert done.stdout.count("ZeroDivisionError") == 1
+
+
+@pytest.mark.slow
 def test_words_are_no_mathematics_and_it_is_said(tmp_path):
     done = check(tmp_path, '"north"', "answer == example.answer")
     assert done.exit_code == 8

@@ -161,6 +161,14 @@ class RaisesOnJunk(Sums):
         return float(int(said.removesuffix("</answer>")) == int(example.answer))
 
 
+class RaisesNearTheRightAnswer(Sums):
+    @reward
+    def correct(self, rollout, example):
+        if "\\pi" in rollout.completion_text:
+            raise ValueError("pi is no digit")
+        return Sums.correct(self, rollout, example)
+
+
 class HasNoGold(Sums):
     def gold_answer(self, example):
         return None
@@ -277,6 +285,16 @@ def test_each_planted_fault_is_found_by_its_check(try_out, fault):
 def test_group_rewards_follow_their_rollouts_in_any_order(try_out):
     assert "reward.deterministic" in try_out("reward", RewardsTheFirstPlace).found
     assert try_out("reward", ComparesItsGroup).found == []
+
+
+def test_answers_near_the_right_one_without_a_reward_show_nothing(try_out):
+    tried = try_out("reward", RaisesNearTheRightAnswer)
+    assert tried.found == ["reward.plays"]
+    assert "pi is no digit" in tried.evidence("reward.plays").text
+    near = tried.results["reward.near_gold"]
+    assert near.outcome is Outcome.INCONCLUSIVE
+    assert near.reason.startswith("only 0 of 6 answers with times pi have a reward; the first")
+    assert "pi is no digit" in near.reason
 
 
 def test_evidence_names_the_example_and_what_was_said(try_out):

@@ -180,7 +180,8 @@ def check_grader(
 
     Plays the gold answer of each example, and the same with another value in it: another sign,
     factor, unit, symbol or order, or one more. Exits with 1 when a gold answer is refused or
-    another value is taken for right, and with 8 when no other value could be tried.
+    another value is taken for right, and with 8 when other values could not be tried, or less than
+    half of them, or of one kind, got a reward.
 
     Example: telescope env check-grader math-datasets
     """
@@ -215,6 +216,15 @@ def _grader_text(report: GraderReport) -> str:
         )
     if len(report.wrong) > _MAX_SHOWN:
         lines += ["", f"and {len(report.wrong) - _MAX_SHOWN} more; --json shows all"]
+    if report.failed:
+        first = report.failed[0]
+        count = f"{len(report.failed)} answer{'s' * (len(report.failed) > 1)} without a reward"
+        lines += [
+            "",
+            *_wrapped(f"{count}, because the rollout failed; the first is {first['kind']}:"),
+        ]
+        lines += _wrapped(f"{shortened(first['said'])!r}", "  ")
+        lines += _wrapped(first["error"], "  ")
     if report.not_tried:
         lines += ["", "not tried:"]
         for said in report.not_tried:

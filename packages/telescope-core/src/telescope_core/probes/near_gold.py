@@ -23,7 +23,7 @@ from telescope_core.graders.mathematics.values import (
 )
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import GOLD, ShownExample, Try
-from telescope_core.probes.judging import LUCK, Played, require_enough
+from telescope_core.probes.judging import ENOUGH, LUCK, Played, require_enough
 from telescope_core.probes.meter import Limits, Meter, slowness
 from telescope_core.probes.playing import asked_of, play_in_turn
 
@@ -40,6 +40,7 @@ NEAR_GOLD = {
 }
 """Kinds of answers close to the right one, and what was changed in each."""
 _SHORT = 200
+_LONGEST_ERROR = 600
 _LIMITS = Limits(own_s=120.0, wall_s=300.0)
 _VALIDATED = Limits(own_s=60.0, wall_s=200.0)
 _NUM_VALIDATED = 4
@@ -141,7 +142,15 @@ async def judge_near_gold(
     by_kind: defaultdict[str, list[Played]] = defaultdict(list)
     for one in played:
         by_kind[one.attempt.kind].append(one)
-    for kind, scored in by_kind.items():
+    for kind, tried in by_kind.items():
+        scored = [one for one in tried if one.reward is not None]
+        if len(scored) < ENOUGH * len(tried):
+            error = next(one.rollout.error for one in tried if one.reward is None)
+            answers.inconclusive(
+                CHECK,
+                f"only {len(scored)} of {len(tried)} answers with {NEAR_GOLD[kind]} have a reward; "
+                f"the first without one: {error}",
+            )
         solved = [one for one in scored if _is_solved(one, environment)]
         if len(solved) <= max(1, math.floor(LUCK * len(scored))):
             continue
@@ -185,6 +194,7 @@ async def run_near_gold(environment: Environment, num_examples: int, answers: An
                     "right": one.attempt.asked.example.answer[:_SHORT],
                     "said": one.attempt.replies[-1][-_SHORT:],
                     "reward": one.reward,
+                    "error": (one.rollout.error or "")[:_LONGEST_ERROR],
                     "is_solved": _is_solved(one, environment),
                 }
                 for one in played

@@ -165,6 +165,7 @@ async def _play_and_judge(
     if not any(one.cut is not None for one in first):
         answers.stage("reward.near_gold")
         near = await judge_near_gold(environment, asked, meter, answers)
+        judge_failures(near, answers)
     if any(one.cut is not None for one in (*first, *near)):
         for check in _LATER[1 if near else 0 :]:
             answers.inconclusive(check, "a rollout before it had to be ended")

@@ -274,11 +274,14 @@ class GraderReport(BaseModel):
     version: str
     verdict: Verdict
     """`fail`: a gold answer is refused, or an answer of another value is taken to be right.
-    `not conclusive`: no answer of another value could be tried, or less than half of them."""
+    `not conclusive`: no answer of another value has a reward, or less than half of all or of a
+    kind."""
     num_examples: int
     kinds: tuple[GradedKind, ...]
     wrong: tuple[dict[str, Any], ...]
     """Each wrongly judged answer, with the right one, its example and its reward."""
+    failed: tuple[dict[str, Any], ...]
+    """Each answer without a reward, with the error of its rollout."""
     not_tried: tuple[str, ...]
     """Answers that could not be tried, with reasons."""
 
@@ -293,8 +296,13 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
     played: list[dict[str, Any]] = told["played"]
     kinds = tuple(_kind(kind, played) for kind in (GOLD, *NEAR_GOLD))
     wrong = tuple(one for one in played if one["is_solved"] != (one["kind"] == GOLD))
-    num_near = sum(one["kind"] != GOLD for one in played)
-    is_enough = num_near > 0 and 2 * len(played) >= told["num_planned"]
+    failed = tuple(one for one in played if one["reward"] is None)
+    num_scored = len(played) - len(failed)
+    is_enough = (
+        any(kind.num_tried for kind in kinds if kind.kind != GOLD)
+        and all(2 * kind.num_failed <= kind.num_tried for kind in kinds)
+        and 2 * num_scored >= told["num_planned"]
+    )
     return GraderReport(
         environment=subject.label,
         version=version_in(subject.metadata),
@@ -302,6 +310,7 @@ def check_grader(subject: Subject, options: ValidationOptions) -> GraderReport:
         num_examples=told["num_examples"],
         kinds=tuple(kind for kind in kinds if kind.num_tried),
         wrong=wrong,
+        failed=failed,
         not_tried=tuple(_not_tried(told, kinds)),
     )
 
