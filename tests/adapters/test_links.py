@@ -2,6 +2,7 @@
 
 import io
 import runpy
+import subprocess
 import sys
 import tarfile
 from datetime import UTC, datetime
@@ -25,7 +26,12 @@ from telescope_core.finding import schemes
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import require_adapted
 from telescope_core.open import open_environment
-from telescope_envs.install.adapted import environment_for, link_adapted, locate_adapted
+from telescope_envs.install.adapted import (
+    environment_for,
+    link_adapted,
+    locate_adapted,
+    unlink_adapted,
+)
 from telescope_envs.install.loading import asked
 from telescope_envs.records.links import AdaptedLink, adapted_path
 
@@ -124,6 +130,43 @@ def test_files_that_change_under_one_name_are_other_code(tmp_path, monkeypatch, 
     assert [text for _, text in found] == ["NAME = 'Elbe'\n", "NAME = 'Oder'\n"]
     assert found[0][0] != found[1][0]
     assert all(pin.startswith("rivers==0.1.0+") for pin, _ in found)
+
+
+@pytest.mark.slow
+def test_a_folder_that_changed_leaves_what_others_play(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+
+    def made_of(river: str):
+        return environment_for("gym", [str(source_of(tmp_path / "rivers", f"NAME = {river!r}\n"))])
+
+    def linked(made):
+        link = AdaptedLink(
+            name="gym:X", factory="a:B", interpreter=str(made.python), linked_at=datetime.now(UTC)
+        )
+        path = adapted_path(link.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(link.as_json())
+
+    first = made_of("Elbe")
+    linked(first)
+    program = "import rivers\nprint(rivers.NAME, flush=True)\ninput()"
+    with subprocess.Popen(
+        [first.python, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as playing:
+        assert playing.stdout.readline() == "Elbe\n"
+        second = made_of("Oder")
+        assert made_of("Elbe").python == first.python
+        assert not second.python.exists()  # nothing was linked to it, as after a wrong name
+        second = made_of("Oder")
+        linked(second)
+        assert made_of("Oder").python == second.python
+        assert first.python.exists()
+        unlink_adapted("gym:X")
+        assert not second.python.exists()
+        assert first.python.exists()
+        playing.communicate("\n")
+    linked(made_of("Oder"))
+    assert not first.python.exists()
 
 
 @pytest.mark.parametrize(

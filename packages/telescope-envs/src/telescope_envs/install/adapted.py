@@ -29,13 +29,15 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknow
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_core.base.secret_names import hidden, require_own_secrets
 from telescope_core.finding.schemes import Adapted, Framework, adapted, require_adapted
+from telescope_envs.install.data import BUILDING, is_running, python_of
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import ADAPTERS, CORE, direct_needs
-from telescope_envs.install.venv import link_distribution, new_folder, site_packages
+from telescope_envs.install.venv import clear_scratch, link_distribution, site_packages
 from telescope_envs.processes.uv import Uv, lacks_wheel, wheels_only
 from telescope_envs.records.files import (
     data_folder,
     locked,
+    locked_if_free,
     remove_tree,
     sha256_of,
     write_atomically,
@@ -125,7 +127,7 @@ def link_adapted(
 
 
 def unlink_adapted(name: str) -> AdaptedLink | None:
-    """Remove and return the link of `name`, and its virtual environment if no other needs it.
+    """Remove and return the link of `name`, and its virtual environment if nothing uses it.
 
     None for a name without a scheme; raises UnknownNameError for one that is not linked.
     """
@@ -136,8 +138,11 @@ def unlink_adapted(name: str) -> AdaptedLink | None:
             raise unknown_name("link", name, links, "(telescope env list --installed)")
         return None
     adapted_path(name).unlink(missing_ok=True)
-    if link.interpreter and link.interpreter not in {one.interpreter for one in links.values()}:
-        remove_tree(Path(link.interpreter).parents[1])
+    if link.interpreter:
+        folder = Path(link.interpreter).parents[1]
+        with locked_if_free(_lock_of(folder)) as is_ours:
+            if is_ours:
+                _remove_unused(folder)
     return link
 
 
@@ -321,7 +326,8 @@ def environment_for(
 ) -> FrameworkPython:
     """Return a virtual environment with `packages` and the adapters; links share them.
 
-    It is made again where a folder or a URL is among them, whose files may have changed.
+    With a folder or a URL, whose files may have changed, it is made anew, and kept only if no
+    earlier one has the same files. Links, evals and runs keep the one that they began with.
     """
     own = (CORE, ADAPTERS)
     given = [_package(one) for one in packages]
@@ -330,12 +336,13 @@ def environment_for(
     made_of = "\n".join((sys.version, *(f"{one}=={version(one)}" for one in own), *needs, *marks))
     folder = data_folder() / "adapters" / f"{scheme}-{sha256_of(made_of)[:_DIGITS]}"
     may_change = [one.name for one in given if one.may_change]
-    with locked(folder.with_suffix(".lock"), what=f"making a virtual environment for {scheme}"):
-        if may_change or not (folder / "bin" / "python").exists():
-            scratch, uv = folder.with_name(f".building-{folder.name}"), Uv()
-            with new_folder(folder, scratch):
+    with locked(_lock_of(folder), what=f"making a virtual environment for {scheme}"):
+        if may_change or not python_of(folder).exists():
+            scratch, uv = folder.with_name(f"{BUILDING}{folder.name}"), Uv()
+            clear_scratch(scratch)
+            try:
                 uv.make_venv(scratch, moves=True)
-                python = str(scratch / "bin" / "python")
+                python = str(python_of(scratch))
                 sources = [one.name for one in given if one.is_source]
                 arguments = [
                     *("pip", "install", "--python", python),
@@ -352,11 +359,36 @@ def environment_for(
                 )
                 for name in own:
                     link_distribution(distribution(name), site_packages(scratch))
+                if may_change:
+                    content = sha256_of("\n".join(_pins(site_packages(scratch))))
+                    folder = folder.with_name(f"{folder.name}.{content[:_DIGITS]}")
+                if not python_of(folder).exists():
+                    clear_scratch(folder)
+                    scratch.rename(folder)
+            finally:
+                remove_tree(scratch)
+            _remove_unused(folder, keeps=folder)
     return FrameworkPython(
-        python=folder / "bin" / "python",
+        python=python_of(folder),
         requirements=tuple(one.requirement for one in given),
         pins=_pins(site_packages(folder)),
     )
+
+
+def _lock_of(folder: Path) -> Path:
+    """Return the file that is locked while virtual environments for the same packages are made."""
+    return folder.with_name(f"{folder.name.partition('.')[0]}.lock")
+
+
+def _remove_unused(folder: Path, *, keeps: Path | None = None) -> None:
+    """Remove `folder`, and those for the same packages with other files, but those in use.
+
+    No link names them then, and no process was started from them. The caller holds their lock.
+    """
+    linked = {Path(link.interpreter).parents[1] for link in adapted_links() if link.interpreter}
+    for one in sorted(folder.parent.glob(f"{folder.name.partition('.')[0]}*")):
+        if one.is_dir() and one != keeps and one not in linked and not is_running(one):
+            remove_tree(one)
 
 
 def _pins(folder: Path) -> tuple[str, ...]:
@@ -376,7 +408,8 @@ def _pins(folder: Path) -> tuple[str, ...]:
                 f"{file} {sha256_of(Path(str(found.locate_file(file))).read_bytes())}"
                 for file in found.files or ()
                 # Not what describes it, nor scripts, which name the folder that they are in.
-                if not file.parts[0].endswith((".dist-info", "..")) and file.suffix != ".pyc"
+                if file.name == "entry_points.txt"
+                or (not file.parts[0].endswith((".dist-info", "..")) and file.suffix != ".pyc")
             )
             mark = sha256_of("\n".join(files))[:_CONTENT_DIGITS]
             pin += f"{'.' if '+' in found.version else '+'}{mark}"

@@ -154,7 +154,7 @@ def remove_unused_venvs(environment_id: str) -> list[Path]:
     in_use |= _locked_by_projects()
     removed: list[Path] = []
     for folder in sorted(venvs_folder().glob(f"{key_of(environment_id)}--*")):
-        is_used = folder in in_use or _is_running(folder)
+        is_used = folder in in_use or is_running(folder)
         if not is_used and remove_venv(folder, environment_id):
             removed.append(folder)
     return removed
@@ -192,7 +192,7 @@ def _locked_by_projects() -> set[Path]:
     return folders
 
 
-def _is_running(folder: Path) -> bool:
+def is_running(folder: Path) -> bool:
     """Return whether a process of this machine was started from `folder`; False without /proc."""
     start = os.fsencode(f"{folder}{os.sep}")
     for process in Path("/proc").glob("[0-9]*/cmdline"):
