@@ -1,5 +1,6 @@
 """`telescope env validate`: what it takes, what it prints, how it ends."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 from telescope_cli.env import validate as validate_module
 from telescope_cli.env.app import app
 from telescope_core.errors import ConfigError
+from telescope_envs.records.files import write_atomically
+from telescope_envs.records.links import AdaptedLink, adapted_path
 from telescope_envs.validation import (
     Evidence,
     Level,
@@ -116,3 +119,24 @@ def test_a_folder_without_a_project_says_where_one_is(project, tmp_path):
     with pytest.raises(ConfigError, match=r"pyproject\.toml.* toy$") as refusal:
         validate(str(tmp_path))
     assert str(tmp_path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "instead"),
+    [
+        ("validate", "gym:FrozenLake-v1", "telescope eval gym:FrozenLake-v1"),
+        ("check-grader", "gym:FrozenLake-v1", "telescope eval gym:FrozenLake-v1"),
+        # Without a Python of its own, it would be taken for the project in the working directory.
+        ("validate", "openenv:http://127.0.0.1:1", "telescope eval openenv:"),
+        ("check-grader", "harbor:tasks", "telescope env validate harbor:tasks"),
+    ],
+)
+def test_an_environment_of_another_framework_has_no_package_to_check(
+    command, name, instead, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path))
+    link = AdaptedLink(name=name, factory="a:B", interpreter="", linked_at=datetime.now(UTC))
+    write_atomically(adapted_path(name), link.as_json())
+    done = RUN.invoke(app, [command, name])
+    assert isinstance(done.exception, ConfigError)
+    assert instead in str(done.exception)

@@ -149,7 +149,9 @@ def subject_of(target: str) -> Subject:
         if path.suffix != ".whl":
             raise ConfigError(f"{target} is not a wheel; give a project folder, a wheel or a name")
         return Subject(label=path.name, wheel_name=path.name, wheel=path.read_bytes())
-    is_path = target.startswith((".", "~", "/")) or target.count("/") > 1 or path.suffix == ".whl"
+    is_path = adapted(target) is None and (
+        target.startswith((".", "~", "/")) or target.count("/") > 1 or path.suffix == ".whl"
+    )
     if (path / "pyproject.toml").is_file() or is_path:
         return project_subject(path)
     try:
@@ -157,6 +159,8 @@ def subject_of(target: str) -> Subject:
     except ConfigError as error:
         if path.is_dir():
             return project_subject(path)
+        if adapted(target) is not None:
+            raise
         raise ConfigError(f"{error}; there is also no project folder or wheel {target!r}") from None
 
 

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_core.base.protocols import EnvironmentPlace
+from telescope_core.finding.schemes import adapted
 from telescope_core.probes.completions import GOLD
 from telescope_core.probes.near_gold import NEAR_GOLD
 from telescope_envs.install.packages import packages_of
@@ -105,7 +106,22 @@ def validate_installed(name: str, options: ValidationOptions = _DEFAULTS) -> Rep
 
 
 def installed_subject(name: str) -> Subject:
-    """Return the linked or installed environment `name`; raises UnknownNameError without one."""
+    """Return the linked or installed environment `name`; raises UnknownNameError without one.
+
+    Raises ConfigError for one of another framework: the checks are about a package of Telescope.
+    """
+    if (found := adapted(name)) is not None:
+        instead = (
+            f"check its tasks with: telescope env validate {name}"
+            if found.scheme == "harbor"
+            else "linking it checks that it can be built. To see its rewards, play some examples: "
+            f"telescope eval {name} --model MODEL --examples 4"
+        )
+        raise ConfigError(
+            f"{name} is an environment of another framework ({found.scheme}:), and the checks read "
+            "the package, the declarations and the gold answers of an environment of Telescope; "
+            f"{instead}"
+        )
     locator = InstalledLocator()
     location = locator.locate(name)
     if location is None:
