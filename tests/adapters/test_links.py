@@ -335,5 +335,5 @@ def test_adapters_are_not_judged_as_code_of_authors():
     assert not is_authors(GymEnvironment.check_range)
     check_names(GymEnvironment, where="it")
     with pytest.raises(AttributeError) as caught:
-        as_metrics(None)
+        as_metrics(None, of="it")
     assert own_frame(caught.value).filename == __file__

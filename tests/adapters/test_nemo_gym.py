@@ -6,6 +6,7 @@ nightly: the package needs another Python than ours.
 
 import asyncio
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -172,6 +173,8 @@ async def test_what_the_policy_calls_wrongly_is_told_to_it(tmp_path):
         ("count", (500, "it broke"), "EndpointError", "it broke"),
         ("verify", (500, "KeyError('x')"), "RewardRaisedError", "KeyError"),
         ("verify", (200, {"reward": None}), "RewardError", "None"),
+        ("verify", (200, {"reward": math.nan}), "RewardError", "got nan"),
+        ("verify", (200, {"reward": 1.0, "speed": math.inf}), "RewardError", "metric speed"),
         ("verify", (200, {"reward": 0.0, "mask_sample": True}), "RewardRaisedError", "nothing"),
         ("openapi.json", (502, "bad gateway"), "EndpointError", "bad gateway"),
         ("openapi.json", (200, {"paths": {"/step": {}}}), "UnplayableError", "stepped"),

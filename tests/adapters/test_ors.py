@@ -6,6 +6,7 @@ serves in a virtual environment of its own.
 
 import asyncio
 import json
+import math
 import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -218,8 +219,10 @@ async def test_a_policy_that_stops_early_keeps_what_it_earned():
     assert (gave_up.reward, gave_up.stop_reason) == (0.0, StopReason.COMPLETED)
 
 
-async def test_an_end_without_any_reward_is_no_reward_of_0():
-    async with served(Sums(sums__call=(200, result("done", finished=True)))) as client:
+@pytest.mark.parametrize("reward", [None, math.nan, -math.inf])
+async def test_an_end_without_a_finite_reward_is_no_reward_of_0(reward):
+    answer = (200, result("done", reward, finished=True))
+    async with served(Sums(sums__call=answer)) as client:
         rollout = await played(client, RIGHT)
     assert (rollout.reward, rollout.status_reason) == (None, "RewardError")
 

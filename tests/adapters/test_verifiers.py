@@ -119,6 +119,10 @@ async def test_a_reward_function_that_raises_is_a_failure(python):
         assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
         assert "reward function breaks of sums raised ZeroDivisionError" in failed.error
         assert (await played(client, ["1x"])).status is RolloutStatus.KEPT
+    async with opened(SUMS, {"options": {"kind": "unset"}}) as client:
+        failed = await played(client, ["1"])
+        assert failed.status_reason == "RewardError"
+        assert "reward function unset of sums gave nan" in failed.error
 
 
 async def test_without_an_eval_set_a_hash_divides_the_rows(python):

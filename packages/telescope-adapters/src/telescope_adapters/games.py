@@ -91,7 +91,7 @@ class GameEnvironment(SteppedEnvironment):
                 if said.finish_reason == "length":
                     return StopReason.LENGTH
                 step = await threads(partial(game.step, said.message.content))
-                episode.state.add(step.reward)
+                episode.state.add(step.reward, of=self.config.id)
                 episode.metrics.update(step.metrics)
                 episode.tags.update(step.tags)
                 if step.is_over or step.is_cut:

@@ -32,6 +32,7 @@ from telescope_core.base.types import (
     ToolCall,
 )
 from telescope_core.environments import Episode, reward
+from telescope_core.environments.outcomes import finite
 from telescope_core.examples import ListSource
 from telescope_core.examples.rows import id_of, read_rows
 from telescope_core.gateway.refusal import Refusal
@@ -167,15 +168,19 @@ class NemoGymEnvironment(ServedEnvironment):
             why = told.get("failure_reason") or told.get("failure_kind") or "it does not say why"
             raise RewardRaisedError(f"{answer.url} says that its reward measures nothing: {why}")
         given = told.get("reward")
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            raise RewardError(f"{answer.url} must answer a number as reward, got {given!r:.80}")
-        episode.state.reward = float(given)
+        number = None if isinstance(given, bool) else finite(given)
+        if number is None:
+            raise RewardError(
+                f"{answer.url} must answer a finite number as reward, got {given!r:.80}"
+            )
+        episode.state.reward = number
         done = await super().score(rollout, example, episode)
         own = {
             name: one for name, one in told.items() if name not in {*row, "reward", "mask_sample"}
         }
         parts = _fields(told.get("reward_components"))
-        return replace(done, metrics={**done.metrics, **as_metrics(own), **as_metrics(parts)})
+        metrics = as_metrics({**own, **parts}, of=answer.url)
+        return replace(done, metrics={**done.metrics, **metrics})
 
     @reward
     def verified(self, episode: Episode[Seeded]) -> float:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from telescope_adapters.games import OnePlayer, PlayersConfig, SeveralPlayers, seeds
 from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
-from telescope_adapters.settings import Earned, function_tool
+from telescope_adapters.settings import Earned, as_number, function_tool
 from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
 from telescope_core.base.types import Example, JsonValue, Message, Split, StopReason, ToolCall
 from telescope_core.environments import Episode
@@ -225,7 +225,10 @@ class OpenEnvMatch(OpenEnvSessions, SeveralPlayers):
                 f"the game of {self.url} is over, and its state has no reward for each player "
                 f"(raw_state.rewards is {rewards!r:.200}); the reward of a step is that of one"
             )
-        return {seat: float(reward) for seat, reward in earned.items()}
+        return {
+            seat: as_number(reward, of=f"the game of {self.url}, for {seat},")
+            for seat, reward in earned.items()
+        }
 
 
 class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
@@ -277,12 +280,12 @@ class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
         if not message.tool_calls:
             action = {**self.config.action, server.action_field: message.content}
             got = await socket.ask("step", action)
-            episode.state.add(got.get("reward"))
+            episode.state.add(got.get("reward"), of=self.url)
             return got
         got: dict[str, Any] = {}
         for call in message.tool_calls:
             got = await _called(socket, call)
-            episode.state.add(got.get("reward"))
+            episode.state.add(got.get("reward"), of=self.url)
             result = _result_text(got.get("observation", {}))
             episode.add(Message(role="tool", content=result, tool_call_id=call.id))
         return got

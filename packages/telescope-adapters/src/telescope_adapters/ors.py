@@ -141,7 +141,7 @@ class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
         if not got["ok"]:
             return refused(got["error"])
         output = got["output"]
-        episode.state.add(output.get("reward"))
+        episode.state.add(output.get("reward"), of=session.base)
         is_finished = bool(output.get("finished"))
         if is_finished and episode.state.total is None:
             raise RewardError(

@@ -13,6 +13,7 @@ from pydantic import Field
 from telescope_core.base.errors import ConfigError, RewardError, UnplayableError
 from telescope_core.base.types import Example, JsonValue, Message
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, reward
+from telescope_core.environments.outcomes import finite
 
 
 class AdaptedConfig(EnvironmentConfig):
@@ -83,10 +84,10 @@ class Earned:
     total: float | None = None
     """None until a step gives one."""
 
-    def add(self, gained: float | None) -> None:
-        """Count the reward of a step, if it has one."""
+    def add(self, gained: object, *, of: str) -> None:
+        """Count the reward of a step of the environment `of`, if it has one."""
         if gained is not None:
-            self.total = (self.total or 0.0) + float(gained)
+            self.total = (self.total or 0.0) + as_number(gained, of=f"a step of {of}")
 
 
 class SteppedEnvironment(AdaptedEnvironment):
@@ -100,9 +101,24 @@ class SteppedEnvironment(AdaptedEnvironment):
         return episode.state.total or 0.0
 
 
-def as_metrics(values: Mapping[str, object]) -> dict[str, float]:
-    """Return the numbers in `values`, including those of other libraries; others are left out."""
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+def as_number(value: object, *, of: str) -> float:
+    """Return what `of` gave as reward or metric; raises RewardError if it is no finite number."""
+    number = finite(value)
+    if number is None:
+        raise RewardError(f"{of} gave {value!r:.80}, expected a finite number")
+    return number
+
+
+def as_metrics(values: Mapping[str, object], *, of: str, kind: str = "metric") -> dict[str, float]:
+    """Return the numbers in `values`, including those of other libraries; others are left out.
+
+    Raises RewardError for one that is not finite, which names it as a `kind` of `of`.
+    """
+    return {
+        name: as_number(value, of=f"{kind} {name} of {of}")
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 def function_tool(name: str, description: str, schema: object) -> dict[str, JsonValue]:

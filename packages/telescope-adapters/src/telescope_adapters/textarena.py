@@ -21,7 +21,7 @@ from telescope_adapters.games import (
     SeveralPlayers,
     seeds,
 )
-from telescope_adapters.settings import as_metrics
+from telescope_adapters.settings import as_metrics, as_number
 from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
 from telescope_core.base.types import Split
 from telescope_core.examples import GeneratedSource
@@ -166,13 +166,16 @@ class _ArenaGame:
         players = range(self._num_players)
         if rewards is None or any(player not in rewards for player in players):
             raise RewardError(f"the game ended without a reward for each player, got {rewards!r}")
-        self.rewards = {player: float(rewards[player]) for player in players}
+        self.rewards = {
+            player: as_number(rewards[player], of=f"the game, for player {player},")
+            for player in players
+        }
         metrics: dict[str, float] = {}
         tags: dict[str, str] = {}
         for player in players:
             prefix = f"player-{player}/" if self._num_players > 1 else ""
             facts = {f"{prefix}{key}": value for key, value in about.get(player, {}).items()}
-            metrics |= as_metrics(facts)
+            metrics |= as_metrics(facts, of="the game")
             if f"{prefix}reason" in facts:
                 tags[f"{prefix}reason"] = str(facts[f"{prefix}reason"])
         return GameStep(

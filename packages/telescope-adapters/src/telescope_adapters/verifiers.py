@@ -19,7 +19,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, function_tool
+from telescope_adapters.settings import (
+    AdaptedConfig,
+    AdaptedEnvironment,
+    as_metrics,
+    as_number,
+    function_tool,
+)
 from telescope_core.base.errors import (
     ContextLengthError,
     EndpointError,
@@ -113,8 +119,9 @@ class VerifiersEnvironment(AdaptedEnvironment):
                 f"{error}, which verifiers would count as 0"
             ) from error
         episode.messages[:] = as_messages([*state["prompt"], *(state.get("completion") or ())])
-        episode.state["reward"] = float(state["reward"])
-        episode.metrics.update(as_metrics(state.get("metrics") or {}))
+        own, metrics = self.config.id, state.get("metrics") or {}
+        episode.metrics.update(as_metrics(metrics, of=own, kind="reward function"))
+        episode.state["reward"] = as_number(state["reward"], of=f"the rubric of {own}")
         condition = str(state.get("stop_condition"))
         episode.tags["stop_condition"] = condition
         if state.get("timed_out"):

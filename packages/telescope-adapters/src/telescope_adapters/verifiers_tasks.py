@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import Field
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, as_number
 from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.base.types import Example, Split, StopReason
@@ -205,8 +205,8 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             )
         [trace] = trained
         episode.messages[:] = as_messages(trace.messages)
-        episode.state["reward"] = float(trace.reward)
-        episode.metrics.update(as_metrics(trace.metrics))
+        episode.metrics.update(as_metrics(trace.metrics, of=self.config.id))
+        episode.state["reward"] = as_number(trace.reward, of=self.config.id)
         episode.tags["stop_condition"] = str(trace.stop_condition)
         if trace.stop_condition == "max_turns":
             return StopReason.MAX_TURNS

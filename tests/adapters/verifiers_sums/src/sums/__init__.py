@@ -23,6 +23,10 @@ def breaks(completion):
     return 1 / completion[-1]["content"].count("x")
 
 
+def unset(completion):
+    return float("nan")
+
+
 def worded(completion):
     return {"right": completion[-1]["content"]}
 
@@ -65,7 +69,11 @@ def load_environment(kind: str = "single", has_eval: bool = True):
             {"prompt": f"{i}+1=" if kind == "strings" else asked, "answer": str(i + 1)}
             for i in range(40)
         ]
-    funcs = [exact, length, *{"breaks": [breaks], "group": [together]}.get(kind, [])]
+    funcs = [
+        exact,
+        length,
+        *{"breaks": [breaks], "unset": [unset], "group": [together]}.get(kind, []),
+    ]
     rubric = vf.Rubric(funcs=funcs, weights=[1.0] + [0.0] * (len(funcs) - 1))
     if kind == "judge":
         rubric = vf.JudgeRubric(judge_model="judge")
