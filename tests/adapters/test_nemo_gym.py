@@ -56,6 +56,7 @@ PICTURE = {
     "role": "user",
     "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}],
 }
+HTML = "<html></html>"
 RIGHT = [calls(("count", {"by": 1}), ("count", {"by": 2})), "It is 3."]
 
 
@@ -71,6 +72,8 @@ class Counters:
     async def answer(self, request: web.Request) -> web.Response:
         if request.path in self.instead:
             status, told = self.instead[request.path]
+            if told == HTML:
+                return web.Response(text=HTML, content_type="text/html", status=status)
             return web.json_response(told, status=status)
         if request.path == "/openapi.json":
             return web.json_response({"paths": {path: {} for path in self.paths}})
@@ -172,6 +175,7 @@ async def test_what_the_policy_calls_wrongly_is_told_to_it(tmp_path):
         ("seed_session", (500, "no room"), "EndpointError", "no room"),
         ("count", (500, "it broke"), "EndpointError", "it broke"),
         ("verify", (500, "KeyError('x')"), "RewardRaisedError", "KeyError"),
+        ("verify", (200, HTML), "RewardRaisedError", "no JSON"),
         ("verify", (200, {"reward": None}), "RewardError", "None"),
         ("verify", (200, {"reward": math.nan}), "RewardError", "got nan"),
         ("verify", (200, {"reward": 1.0, "speed": math.inf}), "RewardError", "metric speed"),

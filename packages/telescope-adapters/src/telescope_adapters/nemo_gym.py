@@ -16,6 +16,7 @@ from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, 
 from telescope_adapters.settings import AdaptedConfig, as_metrics
 from telescope_core.base.errors import (
     ConfigError,
+    EndpointError,
     EnvironmentLoadError,
     RewardError,
     RewardRaisedError,
@@ -161,9 +162,10 @@ class NemoGymEnvironment(ServedEnvironment):
         row = cast(Mapping[str, Any], example.info["row"])
         said = {**row, "response": _response(episode)}
         answer = await self._post(episode.state, "verify", said)
-        if answer.status >= 400:
-            raise RewardRaisedError(f"{answer.url} answered {answer.status}: {answer.text:.1000}")
-        told = _fields(answer.json())
+        try:
+            told = _fields(answer.json())
+        except EndpointError as error:
+            raise RewardRaisedError(str(error)) from None
         if told.get("mask_sample"):
             why = told.get("failure_reason") or told.get("failure_kind") or "it does not say why"
             raise RewardRaisedError(f"{answer.url} says that its reward measures nothing: {why}")
