@@ -3,10 +3,12 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel
 from tests.asking import ask
+from tests.core.pictures import png
 
 from telescope_core import (
     Completion,
@@ -21,11 +23,13 @@ from telescope_core import (
     ToolConfig,
     ToolEnvironment,
     ToolError,
+    message_of,
     reward,
     tool,
 )
 from telescope_core.environments.tool_calls import ToolFailure, tagged_calls, turn_calls
 from telescope_core.errors import ConfigError, EndpointError, EnvironmentLoadError
+from telescope_core.images import image_of, with_marks
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 
@@ -219,6 +223,73 @@ async def test_half_of_a_surrogate_pair_in_a_result_is_told_as_an_escape():
     rollout = await play(Calculator(), [native(("half", "{}")), "5"])
     assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 1.0)
     assert rollout.messages[2].content == r"\ud83d"
+
+
+RED, GREEN = image_of(png(255)), image_of(png(0))
+MARK = with_marks(message_of("user", RED))
+
+
+def returning(result):
+    class Returning(ToolEnvironment):
+        class Config(ToolConfig):
+            tool_call_format: str = "native"
+            max_tool_characters: int = 9
+
+        def examples(self, split):
+            return [Example(id="1", prompt="What is 2+3?")]
+
+        @tool
+        def look(self):
+            """Look."""
+            return result
+
+        @reward
+        def right(self, completion):
+            return 1.0
+
+    return Returning()
+
+
+@pytest.mark.parametrize(
+    ("result", "seen"),
+    [
+        (RED, MARK),
+        (["a ", RED, " b ", GREEN], f"a {MARK} b {MARK}"),
+        (("\ud83d", RED), rf"\ud83d{MARK}"),
+        (message_of("tool", "see ", RED, "!"), f"see {MARK}!"),
+        (("long text", RED, " that is cut", RED), f"long text{MARK}{MARK} (cut: 21 characters)"),
+    ],
+)
+async def test_pictures_that_a_tool_returns_are_pictures_of_its_message(result, seen):
+    called = await play(returning(result), [native(("look", "{}")), "5"])
+    tagged = await play(returning(result), [tag("look") + tag("look"), "5"])
+    assert (called.messages[2].role, with_marks(called.messages[2])) == ("tool", seen)
+    told = f"<tool_response>\n{seen}\n</tool_response>"
+    assert (tagged.messages[2].role, with_marks(tagged.messages[2])) == ("user", f"{told}\n{told}")
+    assert called.messages[2].images[0].data == RED.data
+
+
+class Canvas:
+    def __repr__(self):
+        return "<some.Canvas size=1x1 at 0x7FC1AB>"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (object(), "<object object at 0x"),
+        ({"it": [Canvas()]}, "returned <some.Canvas size=1x1 at 0x7FC1AB>, which says nothing"),
+        ({"it": [RED]}, "returned a picture inside a dict"),
+        ([1, RED], "returned a picture inside a list"),
+        (replace(message_of("tool", RED), role="assistant"), "returned a picture inside a Message"),
+        (replace(RED, data="no!"), "in its result, the data of an image is not base64"),
+    ],
+)
+async def test_a_result_that_the_policy_could_not_read_is_told_to_the_author(result, said):
+    rollout = await play(returning(result), [native(("look", "{}")), "5"])
+    assert rollout.status is RolloutStatus.FAILED
+    assert said in rollout.error
+    assert "tool look" in rollout.error
 
 
 async def test_an_exception_is_tagged_with_where_it_was_raised():

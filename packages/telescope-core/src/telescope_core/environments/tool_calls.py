@@ -4,11 +4,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from telescope_core.base.types import Message, ToolCall
+from telescope_core.base.types import Image, Message, ToolCall
 from telescope_core.environments.tool_functions import Tool
 from telescope_core.parsers.texts import OPEN
 from telescope_core.parsers.tool_calls import CallText, TaggedBlock, tagged_blocks
@@ -41,6 +41,8 @@ class ToolOutcome:
     name: str
     text: str
     """Text for the policy."""
+    images: tuple[Image, ...] = ()
+    """Pictures for the policy, each with its place in `text`."""
     failure: ToolFailure | None = None
 
 
@@ -56,11 +58,20 @@ class TurnCalls:
         """Return tool messages for native calls, or one user message with tags for tagged calls."""
         if self.is_native:
             return [
-                Message(role="tool", content=outcome.text, tool_call_id=one.id)
+                Message(
+                    role="tool",
+                    content=outcome.text,
+                    images=outcome.images,
+                    tool_call_id=one.id,
+                )
                 for one, outcome in zip(self.calls, outcomes, strict=True)
             ]
-        text = "\n".join(f"{_RESULT}{one.text}{_RESULT_END}" for one in outcomes)
-        return [Message(role="user", content=text)]
+        text, images = "", list[Image]()
+        for one in outcomes:
+            text += f"\n{_RESULT}" if text else _RESULT
+            images += [replace(image, at=len(text) + image.at) for image in one.images]
+            text += f"{one.text}{_RESULT_END}"
+        return [Message(role="user", content=text, images=tuple(images))]
 
 
 def turn_calls(message: Message) -> TurnCalls:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -32,7 +32,8 @@ from pydantic_core import to_jsonable_python
 
 from telescope_core.base.code_places import called_at, require_method
 from telescope_core.base.errors import EnvironmentLoadError
-from telescope_core.base.types import JsonValue
+from telescope_core.base.images import message_of, why_unusable
+from telescope_core.base.types import Image, JsonValue, Message
 from telescope_core.environments.building import is_number
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import marked
@@ -68,8 +69,9 @@ class Tool:
     name: str
     schema: dict[str, JsonValue]
     """OpenAI form of the tool: its name, description and the JSON schema of its arguments."""
-    run: Callable[[str, Episode[Any]], Awaitable[str]]
-    """Takes the arguments as JSON text; raises ToolError for a mistake of the policy."""
+    run: Callable[[str, Episode[Any]], Awaitable[str | Message]]
+    """Takes the arguments as JSON text; raises ToolError for a mistake of the policy. The result is
+    text, or a message with pictures."""
     timeout_s: float | None = None
     """Seconds that a call may take; None = the environment's `tool_timeout_s`."""
     origin: str = ""
@@ -129,18 +131,19 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
     shown, hidden = _parameters(function, name, place)
     arguments = _Arguments(name, shown, argument_docs(doc, shown), place)
     pool = threads or DaemonThreads()
+    where = f"{place}: tool {name}"
 
-    async def run(text: str, episode: Episode[Any]) -> str:
+    async def run(text: str, episode: Episode[Any]) -> str | Message:
         keywords = {**arguments.read(text), **dict.fromkeys(hidden, episode)}
         if inspect.iscoroutinefunction(function):
             called = cast(Awaitable[object], function(**keywords))
-            return as_text(await noted(called, function, "tool"))
+            return as_result(await noted(called, function, "tool"), where)
 
         def call() -> object:
             with noting(function, "tool"):
                 return function(**keywords)
 
-        return as_text(await pool.run(call))
+        return as_result(await pool.run(call), where)
 
     about: dict[str, JsonValue] = {
         "name": name,
@@ -157,12 +160,51 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
     )
 
 
-def as_text(result: object) -> str:
-    """Return a result as text for the policy: a string unchanged, anything else as JSON."""
+_ADDRESS = re.compile(r"<.* at 0x[0-9a-fA-F]+>", re.DOTALL)
+_PICTURES = "pictures as read_image or image_of of telescope_core.images return them"
+
+
+def as_result(result: object, where: str) -> str | Message:
+    """Return a result for the policy: text unchanged, pictures in a message, the rest as JSON.
+
+    Raises EnvironmentLoadError for what the policy could not read; `where` names the tool in it.
+    """
     if isinstance(result, str):
         return result
-    plain: object = to_jsonable_python(result, fallback=str)
+    parts = cast(Sequence[object], result) if isinstance(result, list | tuple) else (result,)
+    if _has_picture(result) and all(isinstance(part, str | Image) for part in parts):
+        result = message_of("tool", *cast(Sequence[str | Image], parts))
+    if isinstance(result, Message) and result.role in ("tool", "user"):
+        if wrong := why_unusable(result):
+            raise EnvironmentLoadError(f"{where}: in its result, {wrong}")
+        return result
+    if _has_picture(result):
+        raise EnvironmentLoadError(
+            f"{where} returned a picture inside a {type(result).__name__}; return the picture, or "
+            "a list of texts and pictures"
+        )
+
+    def written(value: object) -> str:
+        text = str(value)
+        if _ADDRESS.fullmatch(text):
+            raise EnvironmentLoadError(
+                f"{where} returned {text:.80}, which says nothing to the policy; return text, "
+                f"numbers, lists or dicts, and {_PICTURES}"
+            )
+        return text
+
+    plain: object = to_jsonable_python(result, fallback=written)
     return json.dumps(plain, ensure_ascii=False)
+
+
+def _has_picture(value: object) -> bool:
+    if isinstance(value, Message):
+        return bool(value.images)
+    if isinstance(value, Mapping):
+        value = [*cast(Mapping[object, object], value).values()]
+    if isinstance(value, list | tuple):
+        return any(map(_has_picture, cast(Sequence[object], value)))
+    return isinstance(value, Image)
 
 
 class _Arguments:

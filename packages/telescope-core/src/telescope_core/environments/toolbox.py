@@ -3,6 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -75,8 +76,8 @@ class Toolbox:
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                text = await tool.run(one.arguments, episode)
-            return ToolOutcome(name=tool.name, text=self._cut(text))
+                result = await tool.run(one.arguments, episode)
+            return self._result(tool.name, result)
         except TelescopeError:
             raise
         except BadArgumentsError as error:
@@ -94,6 +95,15 @@ class Toolbox:
                 where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
                 episode.tags.setdefault("tool_exception", f"{tool.name}: {reason}{where}")
         return ToolOutcome(name=tool.name, text=self._cut(f"error: {reason}"), failure=failure)
+
+    def _result(self, name: str, found: str | Message) -> ToolOutcome:
+        if isinstance(found, str):
+            return ToolOutcome(name=name, text=self._cut(found))
+        content, limit = found.content, self._config.max_tool_characters
+        # The text may be written longer, or cut; the pictures of what is cut stand at its end.
+        places = [min(len(whole(content[: image.at])), limit) for image in found.images]
+        images = [replace(one, at=at) for one, at in zip(found.images, places, strict=True)]
+        return ToolOutcome(name=name, text=self._cut(content), images=tuple(images))
 
     def _no_tool(self, one: ToolCall) -> ToolOutcome:
         if not one.name:
