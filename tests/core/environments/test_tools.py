@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 import threading
 from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel
 from tests.asking import ask
+from tests.core.one_rollout import wait_for_ever
 from tests.core.pictures import png
 
 from telescope_core import (
@@ -314,6 +316,18 @@ async def test_what_the_rollout_depends_on_fails_it():
     assert rollout.status is RolloutStatus.FAILED
     assert rollout.error == "EndpointError: the judge does not answer"
     assert rollout.reward is None
+
+
+async def test_a_tool_that_runs_at_the_deadline_is_named():
+    class Waiting(Calculator):
+        @tool(timeout_s=999)
+        async def wait(self):
+            """Wait."""
+            await wait_for_ever()
+
+    rollout = await play(Waiting(), [native(("wait", "{}"), ("add", '{"a": 1}')), "5"])
+    assert rollout.stop_reason is StopReason.TIMEOUT
+    assert re.search(r"deadline of \d+ s while tool wait \(\S+test_tools.py:\d+\)", rollout.error)
 
 
 async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():

@@ -1,8 +1,12 @@
 """A limit that is reached while a rollout is played is an outcome: it is scored as it stands."""
 
+import asyncio
+import re
+import threading
+
 import pytest
 from tests.asking import ask
-from tests.core.one_rollout import wait_for_ever
+from tests.core.one_rollout import let_time_pass, wait_for_ever
 
 from telescope_core import (
     Example,
@@ -11,6 +15,7 @@ from telescope_core import (
     RolloutStatus,
     StopReason,
     reward,
+    setup,
 )
 from telescope_core.base.protocols import LATE_SCORE_S
 from telescope_core.base.retries import play_with_attempts
@@ -21,6 +26,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Completion, Message, Sampling, Turn
 
+NEVER = threading.Event()
 TOO_LONG = [
     ContextLengthError("a prompt of 90 tokens, but max_model_len is 64"),
     EndpointError("answered 400: This model's maximum context length is 64 tokens"),
@@ -115,7 +121,86 @@ async def test_rewards_that_take_longer_than_the_deadline_are_not_the_policys_do
     policy = ScriptedClient(["said"] * 10).policy("r")
     rollout = await play(Judging(), policy, deadline_s=60.0, scores_at_deadline=True)
     assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
-    assert rollout.stop_reason is StopReason.TIMEOUT
+    assert (rollout.stop_reason, rollout.tags["failed_in"]) == (StopReason.TIMEOUT, "reward")
+    assert re.search(r"of 60 s while reward Judging\.judged \(\S+:\d+\) ran$", rollout.error)
+    assert rollout.score_s > 0
+
+
+class Hangs(Count):
+    """Waits for ever in the method `where`; a method in a thread lets the time pass first."""
+
+    where = ""
+    loop = None
+
+    @setup
+    async def prepare(self, episode):
+        await self._hang("prepare")
+
+    async def env_response(self, messages, episode):
+        await self._hang("env_response")
+        return "more"
+
+    @reward
+    def shape(self, completion):
+        if self.where == "shape":
+            self.loop.call_soon_threadsafe(let_time_pass)
+            NEVER.wait()
+        return 0.0
+
+    async def _hang(self, here):
+        if self.where == here:
+            await wait_for_ever()
+
+
+@pytest.mark.parametrize(
+    ("where", "failed_in", "said"),
+    [
+        ("prepare", "play", r"setup Hangs\.prepare \(\S+:\d+\) ran"),
+        ("env_response", "play", r"play Hangs\.env_response \(\S+:\d+\) ran"),
+        ("shape", "reward", r"reward Hangs\.shape \(\S+:\d+\) ran"),
+        ("", "play", "it waited for the answer of the policy"),
+    ],
+)
+async def test_a_deadline_names_what_was_going_on(where, failed_in, said):
+    environment = Hangs()
+    environment.where, environment.loop = where, asyncio.get_running_loop()
+    policy = ScriptedClient(["said"] * 10).policy("r") if where else Slow(1)
+    rollout = await play(environment, policy, deadline_s=60.0)
+    assert (rollout.stop_reason, rollout.tags["failed_in"]) == (StopReason.TIMEOUT, failed_in)
+    assert re.search(rf"of 60 s while {said}$", rollout.error)
+    assert (rollout.score_s > 0) == (failed_in == "reward")
+
+
+async def test_what_was_canceled_before_the_deadline_is_not_named():
+    class Silent:
+        endpoint = None
+
+        async def complete(self, messages, sampling, *, tools=()):
+            await asyncio.Event().wait()
+
+    class Impatient(Count):
+        async def play(self, episode):
+            asking = asyncio.create_task(episode.generate())
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            await wait_for_ever()
+
+    rollout = await play(Impatient(), Silent(), deadline_s=60.0)
+    assert "while play " in rollout.error
+    assert "Impatient.play" in rollout.error
+
+
+async def test_a_timeout_of_the_environments_own_is_no_deadline():
+    class Gives(Count):
+        @reward
+        async def up(self, completion):
+            raise TimeoutError
+
+    rollout = await play(Gives(), ScriptedClient(["said"] * 10).policy("r"), deadline_s=60.0)
+    assert "deadline" not in rollout.error
+    assert "Gives.up" in rollout.error
+    assert rollout.tags["failed_in"] == "reward"
 
 
 async def test_scoring_what_was_there_has_a_deadline_too(monkeypatch):
@@ -129,7 +214,7 @@ async def test_scoring_what_was_there_has_a_deadline_too(monkeypatch):
     rollout = await play(Judging(), Slow(1), deadline_s=60.0, scores_at_deadline=True)
     assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
     assert rollout.stop_reason is StopReason.TIMEOUT
-    assert "50 s" in rollout.error
+    assert re.search(r"50 s while reward Judging\.judged \(\S+:\d+\) ran$", rollout.error)
     assert LATE_SCORE_S > 1
 
 

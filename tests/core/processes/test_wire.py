@@ -183,7 +183,8 @@ async def test_a_deadline_in_the_worker_withdraws_the_model_request(wire):
 
     played = await wire().play(request(deadline_s=60.0), Slow())
     assert played.stop_reason is StopReason.TIMEOUT
-    assert played.error == "TimeoutError: the rollout exceeded its deadline of 60 s"
+    text = "the rollout exceeded its deadline of 60 s while it waited for the answer of the policy"
+    assert played.error == f"TimeoutError: {text}"
     await asyncio.wait_for(cancelled.wait(), 60)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 from telescope_core.base.code_places import is_authors, location_of, raised_at
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.environments.author_errors import contained
+from telescope_core.environments.doing import doing
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.tool_threads import DaemonThreads
@@ -129,7 +130,8 @@ class Caller:
 
     async def _in_process(self, one: MethodCall) -> object:
         try:
-            return await self._processes.run(one.method.__name__, one.arguments)
+            with doing(one.what, one.method):
+                return await self._processes.run(one.method.__name__, one.arguments)
         except Exception as error:
             _note(error, one)
             raise
@@ -139,7 +141,7 @@ async def _settled(one: MethodCall, result: object) -> object:
     if not inspect.isawaitable(result):
         return result
     try:
-        with contained():
+        with contained(), doing(one.what, one.method):
             return await noted(cast(Awaitable[object], result), one.method, one.what)
     except Exception as error:
         _note(error, one)
@@ -150,7 +152,7 @@ def _in_order(calls: Sequence[MethodCall]) -> list[tuple[MethodCall, object]]:
     values: list[tuple[MethodCall, object]] = []
     for one in calls:
         try:
-            with contained(), noting(one.method, one.what):
+            with contained(), noting(one.method, one.what), doing(one.what, one.method):
                 values.append((one, one.method(*one.arguments)))
         except StopIteration as error:
             # Neither a thread nor a coroutine can pass it on.

@@ -21,6 +21,7 @@ from telescope_core.base.types import (
     Turn,
     TurnInfo,
 )
+from telescope_core.environments.doing import doing
 from telescope_core.environments.hooks import EpisodeStopped
 from telescope_core.examples.checks import checked_messages
 
@@ -162,9 +163,10 @@ class Episode(Generic[StateT]):
             texts = (*sampling.stop, *(text for text in stop if text not in sampling.stop))
             sampling = replace(sampling, stop=texts, include_stop_str_in_output=False)
         started_s = time.monotonic()
-        completion = await self._policy.complete(
-            messages, sampling, tools=self.tools if tools is None else tools
-        )
+        with doing("it waited for the answer of the policy"):
+            completion = await self._policy.complete(
+                messages, sampling, tools=self.tools if tools is None else tools
+            )
         self.turns.append(
             Turn(
                 completion=completion,

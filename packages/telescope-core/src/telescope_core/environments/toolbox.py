@@ -12,6 +12,7 @@ from telescope_core.base.errors import EnvironmentLoadError, TelescopeError, nea
 from telescope_core.base.terminal import whole
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.environments.author_errors import as_failure
+from telescope_core.environments.doing import doing
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.environments.tool_calls import (
@@ -75,8 +76,10 @@ class Toolbox:
         limit_s = tool.timeout_s or self._config.tool_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
+            what = f"tool {tool.name} ({tool.origin}) ran"
             async with deadline:
-                result = await tool.run(one.arguments, episode)
+                with doing(what):
+                    result = await tool.run(one.arguments, episode)
             return self._result(tool.name, result)
         except TelescopeError:
             raise

@@ -46,6 +46,7 @@ from telescope_core.chat.trouble import Watch, watching
 from telescope_core.environments.author_errors import as_failure, contained
 from telescope_core.environments.base import Environment
 from telescope_core.environments.building import class_location
+from telescope_core.environments.doing import Doings, doing, knowing_doings
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.hooks import EpisodeStopped, Hook, of_kind
 from telescope_core.environments.outcomes import (
@@ -106,21 +107,29 @@ class Playing:
         self._episode: Episode[Any] | None = None
         self._stage = "play"
         self._is_playing = False
+        self._scoring_since_s: float | None = None
+        """Start of the scoring, on the monotonic clock; None = it has not begun."""
         self._rollout = request.rollout(name)
 
     async def outcome(self, trouble: Watch) -> Rollout:
         """Return the scored rollout, or a failed one."""
+        with knowing_doings() as doings:
+            return await self._outcome(trouble, doings)
+
+    async def _outcome(self, trouble: Watch, doings: Doings) -> Rollout:
         deadline_s = self._request.deadline_s
-        deadline = asyncio.timeout(deadline_s)
+        deadline = doings.deadline = asyncio.timeout(deadline_s)
         try:
             async with deadline:
                 return await self._play_and_score()
         except TimeoutError as error:
             if deadline.expired() and self._is_scored_late(trouble):
-                return await self._scored_late()
-            text = str(error) or f"the rollout exceeded its deadline of {deadline_s:g} s"
+                return await self._scored_late(doings)
+            text = str(error) or "it was raised without a message"
+            if deadline.expired() and not str(error):
+                text = f"the rollout exceeded its deadline of {deadline_s:g} s{self._while(doings)}"
             if trouble.text:
-                text += f", while an endpoint was in trouble: {trouble.text}"
+                text += f", and an endpoint was in trouble: {trouble.text}"
             ended = TimeoutError(text)
             for note in getattr(error, "__notes__", ()):
                 ended.add_note(note)
@@ -129,8 +138,15 @@ class Playing:
             failure = as_failure(error)
             is_full = self._stage == "play" and is_too_long(failure)
             reason = StopReason.CONTEXT_LENGTH if is_full else StopReason.ERROR
-            failed = self._failed(reason, failure)
-            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
+            return self._failed(reason, failure)
+
+    def _while(self, doings: Doings) -> str:
+        """Return what went on when a deadline expired, as the end of a sentence."""
+        if text := doings.latest():
+            return f" while {text}"
+        if self._stage == "reward":
+            return " while it was scored"
+        return " while it was played" if self._is_playing else " before it was played"
 
     async def clean_up(self) -> list[str]:
         """Run every cleanup to its end, even if this task is cancelled; returns the failures."""
@@ -193,6 +209,7 @@ class Playing:
         episode.metrics = as_floats(episode.metrics, where=partial(location_of, play))
         self._rollout = replace(self.snapshot(), stop_reason=stop_reason)
         self._stage = "reward"
+        self._scoring_since_s = time.monotonic()
         scoring_begins()
         scored = await self.score(self._rollout, episode)
         episode.metrics = as_floats(episode.metrics, where=self._who_scores)
@@ -210,21 +227,21 @@ class Playing:
         is_at_play = self._is_playing and self._stage == "play"
         return self._request.scores_at_deadline and is_at_play and not trouble.text
 
-    async def _scored_late(self) -> Rollout:
+    async def _scored_late(self, doings: Doings) -> Rollout:
         """Return the rollout in its state at the deadline, scored."""
         assert self._episode is not None, "nothing is played without an episode"
         try:
-            async with asyncio.timeout(LATE_SCORE_S):
+            doings.under_way = []
+            async with asyncio.timeout(LATE_SCORE_S) as doings.deadline:
                 return await self._scored(self._episode, StopReason.TIMEOUT)
         except TimeoutError:
             text = (
                 f"the rollout exceeded its deadline of {self._request.deadline_s:g} s, and what "
-                f"was there could not be scored within {LATE_SCORE_S:g} s"
+                f"was there could not be scored within {LATE_SCORE_S:g} s{self._while(doings)}"
             )
             return self._failed(StopReason.TIMEOUT, TimeoutError(text))
         except BaseException as error:  # noqa: BLE001 - a boundary: a failed rollout has a reason
-            failed = self._failed(StopReason.TIMEOUT, as_failure(error))
-            return replace(failed, tags={**failed.tags, "failed_in": self._stage})
+            return self._failed(StopReason.TIMEOUT, as_failure(error))
 
     def snapshot(self) -> Rollout:
         """Return the rollout with what its episode holds at present."""
@@ -248,7 +265,10 @@ class Playing:
                 error.add_note(f"generate() was called without await at {place}")
         if self._stage == "play" and is_too_long(error):
             error.add_note(self._who_wrote_the_prompt())
-        return as_failed(self.snapshot(), failure_text(error), stop_reason)
+        failed = as_failed(self.snapshot(), failure_text(error), stop_reason)
+        since_s = self._scoring_since_s
+        score_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return replace(failed, tags={**failed.tags, "failed_in": self._stage}, score_s=score_s)
 
     def _who_wrote_the_prompt(self) -> str:
         environment, example_id = self._environment, self._rollout.example_id
@@ -332,9 +352,9 @@ async def score_rollout(
             rollout_id=rollout.rollout_id,
         )
     started_s = time.monotonic()
-    scored = checked_score(
-        await environment.score(rollout, example, episode), method=environment.score
-    )
+    with doing("score", environment.score):
+        value: object = await environment.score(rollout, example, episode)
+    scored = checked_score(value, method=environment.score)
     return replace(scored, score_s=time.monotonic() - started_s)
 
 
@@ -365,7 +385,7 @@ async def play_gold(
 async def _played(play: Callable[[Episode[Any]], Any], episode: Episode[Any]) -> StopReason:
     """Run the author's `play`, which a `@stop` method may end early."""
     try:
-        with contained():
+        with contained(), doing("play", play):
             value: object = await noted(started_play(play, episode), play, "play")
         return stop_reason_of(value, play=play, episode=episode)
     except EpisodeStopped:
