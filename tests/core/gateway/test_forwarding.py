@@ -2,15 +2,16 @@
 
 import asyncio
 import json
+import re
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import anthropic
 import openai
 import pytest
-from tests.core.one_rollout import let_time_pass
+from tests.core.one_rollout import let_time_pass, wait_for_ever
 
 from telescope_core import Environment, Example, Message, StopReason, reward
 from telescope_core.chat import http
@@ -375,3 +376,41 @@ async def test_a_program_that_asks_for_nothing_earns_no_reward():
         assert (result.num_scored, result.num_failed) == (0, 1)
     assert row.reward is None
     assert "its program ended without an answer of the model" in row.error
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "said"),
+    [
+        ("chat/completions", {"n": 2}, "the last request that was refused: n: "),
+        ("chat/completions", {"model": "gpt"}, "last request that was refused: there is no model"),
+        ("completions", {}, "there is no POST /completions here"),
+        ("chat/completions", {"top_k": -7}, "the last request that was refused: .*no such value"),
+    ],
+)
+async def test_a_program_that_swallows_a_refusal_fails_with_the_refusal(path, asked, said):
+    async def swallows(client, model):
+        fields = {"model": model, "messages": [{"role": "user", "content": "hi"}], **asked}
+        with suppress(openai.APIStatusError):
+            await client.post(f"/{path}", body=fields, cast_to=object)
+        with suppress(openai.APIStatusError):
+            await client.post("/messages/count_tokens", body=fields, cast_to=object)
+        return "fine"
+
+    async with evaluated(swallows, (400, "no such value")) as (_, _, row, _):
+        pass
+    assert row.reward is None
+    assert re.search(said, row.error)
+
+
+async def test_a_program_that_hangs_after_a_refusal_fails_with_the_refusal():
+    async def hangs(client, model):
+        with suppress(openai.BadRequestError):
+            ask = [{"role": "user", "content": "hi"}]
+            await client.chat.completions.create(model=model, messages=ask, n=2)
+        await wait_for_ever()
+
+    settings = replace(SETTINGS, deadline_s=60.0)
+    async with evaluated(hangs, reply("fine"), settings=settings) as (_, _, row, _):
+        pass
+    assert row.stop_reason is StopReason.TIMEOUT
+    assert "; the last request that was refused: n: " in row.error

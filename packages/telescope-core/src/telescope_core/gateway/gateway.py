@@ -64,6 +64,8 @@ class Session:
         self.endpoint = endpoint
         self.has_older = has_older
         self.is_open = True
+        self.refusal = ""
+        """Why a request was refused, the last one; empty = none was."""
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Answer `request`; canceling the caller frees the server's slot, and so does `end`.
@@ -146,6 +148,7 @@ class Gateway:
             ],
             host=host,
             port=port,
+            on_refusal=self._is_refused,
         )
 
     async def start(self) -> None:
@@ -244,6 +247,13 @@ class Gateway:
             "created_at": "1970-01-01T00:00:00Z",
         }
         return {"id": self._model, **of_openai, **of_anthropic}
+
+    def _is_refused(self, request: web.Request, refusal: Refusal) -> None:
+        """Keep the reason for a program that does not tell it."""
+        session = self._sessions.get(request.path.removeprefix("/rollouts/").partition("/")[0])
+        # Programs count tokens where they can, and go on where they cannot.
+        if session is not None and session.is_open and not request.path.endswith("/count_tokens"):
+            session.refusal = refusal.message
 
     def _session(self, request: web.Request) -> Session:
         # A rollout that ended and one that never was get the same answer, so the answer does not

@@ -131,14 +131,23 @@ _MOST_READ_AT_ONCE_BYTES = 2**18
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Route = tuple[str, str, _Handler]
 """Method, path as aiohttp writes it, and handler."""
+_ON_REFUSAL = web.AppKey[Callable[[web.Request, Refusal], None]]("on_refusal")
 
 
 class ChatServer:
     """Listens on one port. It belongs to the event loop that started it."""
 
-    def __init__(self, routes: Sequence[Route], *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`port` 0 = a free one. A handler may raise Refusal."""
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        on_refusal: Callable[[web.Request, Refusal], None] = lambda request, refusal: None,
+    ) -> None:
+        """`port` 0 = a free one. A handler may raise Refusal; `on_refusal` gets each one."""
         self._routes = routes
+        self._on_refusal = on_refusal
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -152,6 +161,7 @@ class ChatServer:
     async def start(self) -> None:
         """Begin to listen; raises ConfigError if the address is not available."""
         app = web.Application(middlewares=[_as_api_errors], client_max_size=MAX_REQUEST_BYTES)
+        app[_ON_REFUSAL] = self._on_refusal
         for method, path, handler in (*self._routes, ("*", "/{anything:.*}", _elsewhere)):
             app.router.add_route(method, path, handler, expect_handler=_go_on)
         # By default aiohttp lets a handler go on after its client has gone away, and the server
@@ -323,6 +333,8 @@ async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 
 def _refuse(request: web.BaseRequest, refusal: Refusal, *, and_close: bool = False) -> web.Response:
+    if isinstance(request, web.Request):
+        request.app[_ON_REFUSAL](request, refusal)
     is_anthropic = "anthropic-version" in request.headers or "/v1/messages" in request.path
     body = error_json(refusal) if is_anthropic else refusal.as_json()
     response = answer_json(body, status=refusal.status)

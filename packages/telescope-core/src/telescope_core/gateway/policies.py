@@ -143,6 +143,11 @@ class RecordingPolicy(ABC):
         """The error that the endpoint behind this policy returns; empty = none."""
         return ""
 
+    @property
+    def refusal(self) -> str:
+        """Why the last request of a program that was refused was; empty = none was refused."""
+        return self.session.refusal if self.session is not None else ""
+
     def close(self) -> None:
         """End the endpoint and cancel the requests that are waiting there. Idempotent."""
         if self.session is not None:
@@ -367,12 +372,18 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         # A program that ends, or breaks, when it is told that its history is too long.
         return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)
     if rollout.status is RolloutStatus.KEPT and not rollout.turns:
+        advice = "see that the program uses episode.endpoint, and what it printed"
+        if policy.refusal:
+            advice = f"{_REFUSED}: {policy.refusal}"
         text = (
             "its program ended without an answer of the model, so its reward would say nothing "
-            "about the model; see that the program uses episode.endpoint, and what it printed"
+            f"about the model; {advice}"
         )
         return as_failed(rollout, f"{EnvironmentLoadError.__name__}: {text}")
     return rollout
+
+
+_REFUSED = "the last request that was refused"
 
 
 def canceled_attempt(
@@ -409,6 +420,10 @@ def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         error = f"TimeoutError: the rollout exceeded its deadline{why}"
         rollout = as_failed(rollout, error, StopReason.TIMEOUT)
     error, trouble = rollout.error, policy.trouble
-    if error is None or not trouble or trouble in error:
+    if error is None:
         return rollout
-    return replace(rollout, error=f"{error}, while the model's endpoint was in trouble: {trouble}")
+    if trouble and trouble not in error:
+        error += f", while the model's endpoint was in trouble: {trouble}"
+    if policy.refusal and not rollout.turns:
+        error += f"; {_REFUSED}: {policy.refusal}"
+    return replace(rollout, error=error)
