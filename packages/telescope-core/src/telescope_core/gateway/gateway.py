@@ -252,7 +252,8 @@ class Gateway:
         """Keep the reason for a program that does not tell it."""
         session = self._sessions.get(request.path.removeprefix("/rollouts/").partition("/")[0])
         # Programs count tokens where they can, and go on where they cannot.
-        if session is not None and session.is_open and not request.path.endswith("/count_tokens"):
+        is_asking = refusal.status < 500 and not request.path.endswith("/count_tokens")
+        if session is not None and session.is_open and is_asking:
             session.refusal = refusal.message
 
     def _session(self, request: web.Request) -> Session:

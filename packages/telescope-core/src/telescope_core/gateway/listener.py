@@ -303,38 +303,39 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
 async def _as_api_errors(request: web.Request, handler: _Handler) -> web.StreamResponse:
     assert isinstance(request.protocol, _Connection)
     request.protocol.silent.cancel()
+
+    def refuse(refusal: Refusal, *, and_close: bool = False) -> web.Response:
+        request.app[_ON_REFUSAL](request, refusal)
+        return _refuse(request, refusal, and_close=and_close)
+
     try:
         return await handler(request)
     except Refusal as refusal:
         # After these, the rest of the body is not read.
-        return _refuse(request, refusal, and_close=refusal.status in (408, 413))
+        return refuse(refusal, and_close=refusal.status in (408, 413))
     # OpenAI's client tries again after a 502 but not after a 400. `ContextLengthError` comes before
     # its base class `ConfigError`, because clients know OpenAI's code for a full context.
     except ContextLengthError as error:
-        return _refuse(
-            request, Refusal(str(error), param="messages", code="context_length_exceeded")
-        )
+        return refuse(Refusal(str(error), param="messages", code="context_length_exceeded"))
     except ConfigError as error:
-        return _refuse(request, Refusal(str(error), param="messages", code="invalid_value"))
+        return refuse(Refusal(str(error), param="messages", code="invalid_value"))
     except EndpointError as error:
         if error.is_of_request or isinstance(error, EndpointAccessError):
             # Another endpoint refused the program's request.
             code = "context_length_exceeded" if says_too_long(error.answer) else "endpoint_refused"
             refusal = Refusal(str(error), code=code, status=error.status or 400)
-            return _refuse(request, refusal)
-        return _refuse(request, Refusal(str(error), code="inference_server_failed", status=502))
+            return refuse(refusal)
+        return refuse(Refusal(str(error), code="inference_server_failed", status=502))
     except web.RequestPayloadError as error:
         refusal = Refusal(f"the body cannot be read: {error}", code="invalid_http")
-        return _refuse(request, refusal, and_close=True)
+        return refuse(refusal, and_close=True)
     except web.HTTPRequestEntityTooLarge:
-        return _refuse(request, _too_large())
+        return refuse(_too_large())
     except web.HTTPException as error:  # a path that is none, such as that of `OPTIONS *`
-        return _refuse(request, Refusal(error.reason, code="unknown_url", status=error.status))
+        return refuse(Refusal(error.reason, code="unknown_url", status=error.status))
 
 
 def _refuse(request: web.BaseRequest, refusal: Refusal, *, and_close: bool = False) -> web.Response:
-    if isinstance(request, web.Request):
-        request.app[_ON_REFUSAL](request, refusal)
     is_anthropic = "anthropic-version" in request.headers or "/v1/messages" in request.path
     body = error_json(refusal) if is_anthropic else refusal.as_json()
     response = answer_json(body, status=refusal.status)
