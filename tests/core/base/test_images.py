@@ -73,14 +73,50 @@ def test_a_picture_is_read_from_a_file_and_its_kind_from_its_bytes(tmp_path, nam
 
 
 def test_what_is_no_picture_is_named(tmp_path):
-    with pytest.raises(EnvironmentLoadError, match=r"missing\.png"):
+    with pytest.raises(EnvironmentLoadError, match=r"test_images\.py:\d+: .*missing\.png"):
         read_image(tmp_path / "missing.png")
     (tmp_path / "a.svg").write_text("<svg/>")
-    with pytest.raises(EnvironmentLoadError, match=r"a\.svg.*b'<svg/>'"):
+    with pytest.raises(EnvironmentLoadError, match=r"test_images\.py:\d+: .*a\.svg.*b'<svg/>'"):
         read_image(tmp_path / "a.svg")
-    for data in (b"", png() + bytes(MAX_IMAGE_BYTES)):
-        with pytest.raises(EnvironmentLoadError, match=r"[\d,]+ bytes.*20 MiB"):
-            image_of(data)
+    (tmp_path / "a.png").touch()
+    with pytest.raises(EnvironmentLoadError, match=r"test_images\.py:\d+: .*a\.png is empty"):
+        read_image(tmp_path / "a.png")
+    with pytest.raises(EnvironmentLoadError, match=r"[\d,]+ bytes.*20 MiB"):
+        image_of(png() + bytes(MAX_IMAGE_BYTES))
+
+
+class Unprintable:
+    """Like an array of numbers, which adds up with everything."""
+
+    def __radd__(self, other):
+        return other
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+
+@pytest.mark.parametrize("value", [png(), Path("a.png"), None, Unprintable()])
+def test_what_other_libraries_call_a_picture_is_refused_with_what_to_do(value):
+    with pytest.raises(EnvironmentLoadError, match=r"test_images\.py:\d+: .*read_image"):
+        message_of("user", "a", value)
+    if not isinstance(value, bytes):
+        with pytest.raises(EnvironmentLoadError, match=r"test_images\.py:\d+: .*read_image"):
+            image_of(value)
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        ("data:image/jpg;base64", "image/jpeg"),
+        ("DATA:IMAGE/PNG;Base64", "image/png"),
+        ("data:image/png;charset=utf-8;base64", "image/png"),
+        ("data:image/webp;base64", "image/webp"),
+    ],
+)
+def test_data_urls_are_read_as_people_write_them(begin, kind):
+    part = {"type": "image_url", "image_url": {"url": f"{begin},{RED.data}"}}
+    message = message_from_json({"role": "user", "content": [part]})
+    assert message.images == (Image(media_type=kind, data=RED.data),)
 
 
 def test_texts_and_pictures_keep_their_order():
@@ -101,10 +137,21 @@ def test_every_form_of_a_message_gives_it_back(parts):
     assert isinstance(message_to_record(message)["content"], str)
 
 
-def test_a_part_that_cannot_be_kept_is_refused():
-    for part in ({"type": "input_audio"}, {"type": "image_url", "image_url": {"url": "http://a"}}):
-        with pytest.raises(ValueError, match="'text'"):
-            message_from_json({"role": "user", "content": [part]})
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "image_url", "image_url": {"url": "http://a"}}, "an address are not fetched"),
+        ({"type": "image_url", "image_url": "data:image/svg+xml;base64,AA"}, "with one of image/p"),
+        ({"type": "image_url", "image_url": "data:image/png,AA"}, "with one of image/png"),
+        ({"type": "input_audio"}, "audio'}"),
+        ({"type": "image"}, "'image'}"),
+    ],
+)
+def test_a_part_that_cannot_be_kept_is_refused(part, said):
+    with pytest.raises(ValueError, match="'text'") as error:
+        message_from_json({"role": "user", "content": [part]})
+    assert said in str(error.value)
+    assert ("fetched" in str(error.value)) == ("fetched" in said)
 
 
 def test_rows_of_data_have_pictures_as_parts():
@@ -200,6 +247,11 @@ async def test_an_environment_with_pictures_is_evaluated():
         (replace(TWO, images=(replace(RED, at=4), RED)), "stands at 0, which must be from 4"),
         (replace(TWO, images=(replace(RED, data="no!"),)), "is not base64: 'no!'"),
         (replace(TWO, images=(replace(RED, data="AAAA"),)), "begins with b'"),
+        (replace(TWO, images=(replace(RED, data=f"{RED.data[:88]}\nAAA"),)), "with '\\n' among"),
+        (replace(TWO, images=(replace(RED, data=f"{RED.data[:88]}=AAA"),)), "with '=' among"),
+        (replace(TWO, images=(replace(RED, data=f"{RED.data[:88]}é==="),)), "with 'é===' among"),
+        (replace(TWO, images=(replace(RED, data=RED.data[:-1]),)), "its end is missing"),
+        (replace(TWO, images=(replace(RED, data=png()),)), "must be base64 text, got b'"),
         (replace(TWO, images=(replace(RED, media_type="image/svg+xml"),)), "expected one of image"),
     ],
 )

@@ -1,12 +1,13 @@
 """Pictures in messages: taken from files and bytes, and written as parts of the chat API."""
 
 import base64
-import binascii
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from telescope_core.base.code_places import called_at
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import Image, Message, Role
 
@@ -18,8 +19,10 @@ _BEGINNINGS = {
     b"GIF87a": "image/gif",
     b"GIF89a": "image/gif",
 }
+_BASE64 = (string.ascii_letters + string.digits + "+/").encode()
 MEDIA_TYPES = (*dict.fromkeys(_BEGINNINGS.values()), "image/webp")
 """Kinds of pictures that chat endpoints take."""
+_IN_URLS = {f"data:{kind}": kind for kind in MEDIA_TYPES} | {"data:image/jpg": "image/jpeg"}
 
 
 def read_image(path: str | Path) -> Image:
@@ -32,25 +35,39 @@ def read_image(path: str | Path) -> Image:
         data = place.read_bytes()
     except OSError as error:
         raise EnvironmentLoadError(
-            f"the picture {place} cannot be read: {error.strerror or error}"
+            f"{called_at()}: the picture {place} cannot be read: {error.strerror or error}"
         ) from None
     return image_of(data, name=str(place))
 
 
 def image_of(data: bytes, *, name: str = "the picture") -> Image:
     """Return the picture whose file has the bytes `data`; `name` is what errors call it."""
-    if not data or len(data) > MAX_IMAGE_BYTES:
+    given: object = data
+    if not isinstance(given, bytes | bytearray):
         raise EnvironmentLoadError(
-            f"{name} has {len(data):,} bytes; expected a picture of at most "
+            f"{called_at()}: image_of takes the bytes of a file, got {_shown(given)}; "
+            f"{_FROM_OTHERS}"
+        )
+    if not data:
+        raise EnvironmentLoadError(f"{called_at()}: {name} is empty, it has 0 bytes")
+    if len(data) > MAX_IMAGE_BYTES:
+        raise EnvironmentLoadError(
+            f"{called_at()}: {name} has {len(data):,} bytes; expected a picture of at most "
             f"{MAX_IMAGE_BYTES >> 20} MiB"
         )
     kind = _kind_of(data)
     if kind is None:
         raise EnvironmentLoadError(
-            f"{name} begins with {data[:8]!r}, which is none of {', '.join(MEDIA_TYPES)}; convert "
-            "it to PNG"
+            f"{called_at()}: {name} begins with {bytes(data[:8])!r}, which is none of "
+            f"{', '.join(MEDIA_TYPES)}; convert it to PNG"
         )
     return Image(media_type=kind, data=base64.b64encode(data).decode())
+
+
+_FROM_OTHERS = (
+    "read_image(path) reads a file, and what another library has drawn is saved as PNG to an "
+    "io.BytesIO first: image_of(file.getvalue())"
+)
 
 
 def message_of(role: Role, *parts: str | Image) -> Message:
@@ -59,8 +76,13 @@ def message_of(role: Role, *parts: str | Image) -> Message:
     for part in parts:
         if isinstance(part, Image):
             images.append(replace(part, at=len(text)))
-        else:
+        elif isinstance(cast(object, part), str):
             text += part
+        else:
+            raise EnvironmentLoadError(
+                f"{called_at()}: message_of takes texts and pictures, got {_shown(part)}; "
+                f"{_FROM_OTHERS}"
+            )
     return Message(role=role, content=text, images=tuple(images))
 
 
@@ -88,15 +110,29 @@ def image_in(part: object) -> Image | None:
 
     An image at a remote address is not fetched, because it could not be recorded.
     """
+    head, comma, data = _url_in(part).partition(",")
+    # Names of types, and of what follows them, are written in any case.
+    kind, *options = head.lower().split(";")
+    if not comma or options[-1:] != ["base64"] or kind not in _IN_URLS:
+        return None
+    return Image(media_type=_IN_URLS[kind], data=data)
+
+
+def why_no_image(part: object) -> str:
+    """Return why a part of the chat API has no picture; empty if it is no picture at all."""
+    url = _url_in(part)
+    if url[:5].lower() == "data:":
+        kinds = ", ".join(MEDIA_TYPES)
+        return f"a data URL must begin with 'data:TYPE;base64,', with one of {kinds}"
+    return "pictures at an address are not fetched" if url else ""
+
+
+def _url_in(part: object) -> str:
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-            head, comma, data = url.partition(",")
-            kind = head.removeprefix("data:").removesuffix(";base64")
-            if comma and head == f"data:{kind};base64" and kind in MEDIA_TYPES:
-                return Image(media_type=kind, data=data)
+            return url
         case _:
-            pass
-    return None
+            return ""
 
 
 def with_marks(message: Message) -> str:
@@ -153,13 +189,27 @@ def images_from_json(plain: object) -> tuple[Image, ...]:
 def _why_no_picture(image: Image) -> str | None:
     if image.media_type not in MEDIA_TYPES:
         return f"an image is of type {image.media_type!r}; expected one of {', '.join(MEDIA_TYPES)}"
-    try:
-        head = base64.b64decode(image.data[:64], validate=True)
-    except (binascii.Error, ValueError):
-        return f"the data of an image is not base64: {image.data[:20]!r}"
+    data = cast(object, image.data)
+    if not isinstance(data, str):
+        return f"the data of an image must be base64 text, got {_shown(data)}; {_FROM_OTHERS}"
+    if wrong := _why_no_base64(data):
+        return f"the data of an image is not base64: {wrong}"
+    head = base64.b64decode(image.data[:64])
     if _kind_of(head) != image.media_type:
         return f"an image of type {image.media_type!r} begins with {head[:8]!r}"
     return None
+
+
+def _why_no_base64(data: str) -> str:
+    # Decoding all of it takes three times as long, and messages are checked in every turn.
+    rest = data.encode(errors="replace").translate(None, _BASE64)
+    if rest not in (b"", b"=", b"==") or not data.endswith(rest.decode()):
+        return f"{data[:20]!r} and so on, with {rest.decode()[:20]!r} among its characters"
+    return "its end is missing" if len(data) % 4 else ""
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"
 
 
 def _kind_of(data: bytes) -> str | None:

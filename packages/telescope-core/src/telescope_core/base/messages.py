@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from telescope_core.base.images import image_in, images_from_json, message_of, parts_of
+from telescope_core.base.images import (
+    image_in,
+    images_from_json,
+    message_of,
+    parts_of,
+    why_no_image,
+)
 from telescope_core.base.types import Image, Message, Role, ToolCall
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -93,8 +99,8 @@ def _part(part: object) -> str | Image:
             image = image_in(part)
     if image is None:
         raise ValueError(
-            f"expected parts of type 'text', or 'image_url' with a data URL, got {part!r:.80}; "
-            "pictures at an address are not fetched"
+            f"expected parts of type 'text', or 'image_url' with a data URL, got {part!r:.80}"
+            + (f"; {why}" if (why := why_no_image(part)) else "")
         )
     return image
 
