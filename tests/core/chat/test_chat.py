@@ -198,6 +198,19 @@ async def test_calls_of_other_endpoints_are_read(function, name, arguments):
         assert (call.name, call.arguments.replace(" ", "")) == (name, arguments)
 
 
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ({"type": "custom", "custom": {"name": "sh", "input": "ls"}}, '{"name":"sh","input":"ls"}'),
+        ({"type": "function"}, "{}"),
+        ({"type": "function", "function": None}, "{}"),
+    ],
+)
+async def test_a_call_without_a_function_is_malformed(call, arguments):
+    (found,) = (await read(None, tool_calls=[{"id": "c1", **call}])).tool_calls
+    assert (found.name, found.arguments.replace(" ", "")) == ("", arguments)
+
+
 @pytest.mark.parametrize("ids", [{}, {"id": None}, {"id": ""}, {"id": "same"}])
 async def test_no_two_calls_share_an_id(ids):
     calls = [{"function": {"name": "add", "arguments": "{}"}, **ids}] * 2

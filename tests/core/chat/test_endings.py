@@ -93,7 +93,24 @@ async def test_prompt_tokens_and_repeated_requests_are_summed():
     assert (result.mean_prompt_tokens, result.num_http_retries) == (5.0, 1)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": 5}])
+@pytest.mark.parametrize("counts", [(5.0, 2.0), ("5", "2")])
+async def test_counts_of_another_type_are_read(counts):
+    usage = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+    async with serving(reply("hello") | {"usage": usage}) as (_, client):
+        _, (row,) = await evaluated(client)
+    assert (row.num_prompt_tokens, row.num_completion_tokens) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        *(None, {}, {"prompt_tokens": 5}, [], "5", 5),
+        *(
+            {"prompt_tokens": 5, "completion_tokens": odd}
+            for odd in (-1, 2.5, "two", "-2", True, None, [2], 10**19, 1e300, "9" * 5000)
+        ),
+    ],
+)
 async def test_tokens_that_an_endpoint_does_not_count_are_unknown(usage):
     async with serving(reply("hello") | {"usage": usage}, reply("hello")) as (_, client):
         result, rows = await evaluated(client, rollouts=2, concurrency=1)

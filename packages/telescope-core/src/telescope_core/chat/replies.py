@@ -6,7 +6,7 @@ become arrays, so that no object per token outlives the call.
 
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -35,7 +35,9 @@ class _Function(msgspec.Struct):
 
 
 class _ToolCall(msgspec.Struct):
-    function: _Function
+    function: _Function | None = None
+    custom: msgspec.Raw = msgspec.Raw(b"null")
+    """What a call of another type has in place of a function."""
     id: str | None = None
 
 
@@ -79,14 +81,9 @@ class _Error(msgspec.Struct):
     code: int | str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
 class _Reply(msgspec.Struct, frozen=True):
     choices: Sequence[_Choice]
-    usage: _Usage | None = None
+    usage: object = None
     system_fingerprint: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -122,25 +119,38 @@ _MODELS = msgspec.json.Decoder(_Models)
 _WEIGHTS = re.compile(rb'"weights-(\d{1,9})-(\d{1,9})"')
 """The fingerprint that a gateway of ours sends: the oldest and the newest version of the weights
 that the answer was sampled from."""
+_MOST_DIGITS = 15
+"""Digits of the largest number of tokens that is believed."""
 AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 
 
 def read_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice of a reply without token ids; `where` is the URL for errors."""
     reply = _decode(_REPLY, content, "a chat completion", where)
-    usage = reply.usage or _Usage()
-    is_counted = usage.prompt_tokens is not None and usage.completion_tokens is not None
+    num_prompt_tokens = _count(reply.usage, "prompt_tokens")
+    num_completion_tokens = _count(reply.usage, "completion_tokens")
+    is_counted = num_prompt_tokens is not None and num_completion_tokens is not None
     choice = _checked(reply.choices, content, where)
     weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
     return Completion(
         message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
-        num_prompt_tokens=usage.prompt_tokens or 0 if is_counted else 0,
-        num_completion_tokens=usage.completion_tokens or 0 if is_counted else 0,
+        num_prompt_tokens=num_prompt_tokens or 0 if is_counted else 0,
+        num_completion_tokens=num_completion_tokens or 0 if is_counted else 0,
         is_counted=is_counted,
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,
     )
+
+
+def _count(usage: object, name: str) -> int | None:
+    """Return a number of tokens in the usage of a reply; None for what is no such number."""
+    value = cast(dict[str, object], usage).get(name) if isinstance(usage, dict) else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < _MOST_DIGITS:
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        return None
+    return int(value) if 0 <= value < 10**_MOST_DIGITS else None
 
 
 def read_token_completion(content: bytes, *, where: str) -> Completion:
@@ -263,8 +273,8 @@ def _message(message: _Message, where: str) -> Message:
         tool_calls=tuple(
             ToolCall(
                 id=call.id if call.id and ids.count(call.id) == 1 else uuid4().hex[:9],
-                name=call.function.name or "",
-                arguments=_arguments(call.function) or "{}",
+                name=(call.function and call.function.name) or "",
+                arguments=_arguments(call) or "{}",
             )
             for call in calls
         ),
@@ -276,9 +286,9 @@ def _joined(parts: Sequence[_Part], kind: Literal["text", "thinking", "refusal"]
     return "".join(one if isinstance(one, str) else _joined(one, "text") for one in values)
 
 
-def _arguments(function: _Function) -> str:
+def _arguments(call: _ToolCall) -> str:
     """Return the arguments as JSON text; empty for none."""
-    raw = bytes(function.arguments)
+    raw = bytes(call.custom if call.function is None else call.function.arguments)
     if raw.startswith(b'"'):
         return msgspec.json.decode(raw, type=str)
     return "" if raw == b"null" else raw.decode()
