@@ -1,5 +1,8 @@
 """A scripted policy counts the words of what it is asked, each message only once."""
 
+import pytest
+
+from telescope_core.errors import ConfigError
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Message, Sampling
 
@@ -39,3 +42,14 @@ async def test_a_conversation_that_was_rewritten_is_counted_as_it_is_now():
         for messages in ([first, long], [first, short], [first], [])
     ]
     assert counted == [6, 3, 2, 0]
+
+
+@pytest.mark.parametrize("replies", ["hello", [5], [Message(role="assistant", content="a")]])
+def test_a_script_of_something_else_is_refused(replies):
+    with pytest.raises(ConfigError, match="must be a list of texts"):
+        ScriptedClient(replies)
+
+
+async def test_a_script_without_replies_is_for_who_is_never_asked():
+    with pytest.raises(ConfigError, match="without replies"):
+        await ScriptedClient([]).policy("r").complete([], SAMPLING)

@@ -363,6 +363,16 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
         ({"sampling": Sampling(max_tokens=4, temperature=math.nan)}, ["temperature", "finite"]),
         ({"sampling": Sampling(max_tokens=4, top_p=math.nan)}, ["top_p", "finite"]),
         ({"sampling": Sampling(max_tokens=4, temperature=-1)}, ["temperature", "-1"]),
+        ({"sampling": Sampling(max_tokens=4, temperature="1")}, ["temperature", "a number", "'1'"]),
+        ({"sampling": Sampling(max_tokens=4, top_p=2)}, ["top_p", "from 0 to 1", "2"]),
+        ({"sampling": Sampling(max_tokens=4, top_p=0)}, ["top_p", "0"]),
+        ({"sampling": Sampling(max_tokens=4, min_p=None)}, ["min_p", "a number", "None"]),
+        ({"sampling": Sampling(max_tokens=4.5)}, ["max_tokens", "a whole number", "4.5"]),
+        ({"num_examples": "3"}, ["examples", "a whole number", "'3'"]),
+        ({"num_examples": 1.5}, ["examples", "a whole number", "1.5"]),
+        ({"rollouts": True}, ["rollouts", "a whole number", "True"]),
+        ({"deadline_s": "9"}, ["deadline_s", "a number", "'9'"]),
+        ({"ks": ("1",)}, ["k must be", "whole numbers", "'1'"]),
     ],
 )
 def test_bad_settings_say_what_to_do(changes, facts):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core import Sampling
-from telescope_core.errors import EnvironmentLoadError, UnknownNameError
+from telescope_core import Sampling, SingleTurnEnvironment
+from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
 from telescope_core.finding.code_names import names_class, names_folder
 from telescope_core.finding.locate import load_located, locate_environment
+from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import open_environment
 from telescope_core.processes.settings import ProcessSettings
 from telescope_core.protocols import PlayRequest
@@ -150,3 +151,14 @@ def test_names_without_anything_that_looks_them_up(monkeypatch):
     monkeypatch.setattr("telescope_core.finding.locate.entry_points", lambda group: [])
     with pytest.raises(UnknownNameError, match="telescope-envs"):
         locate_environment("countdown")
+
+
+def test_a_class_is_no_name_and_no_environment() -> None:
+    class Hedge(SingleTurnEnvironment):
+        data = ("where?",)
+
+    for given in (Hedge, Hedge()):
+        with pytest.raises(ConfigError, match=r"write InProcessEnvironment\(Hedge\(\), name="):
+            open_environment(given)
+    with pytest.raises(ConfigError, match=r"write Hedge\(\)"):
+        InProcessEnvironment(Hedge, name="it")

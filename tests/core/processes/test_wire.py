@@ -14,6 +14,7 @@ from telescope_core.base.retries import failure_text
 from telescope_core.chat.client import ChatClient
 from telescope_core.errors import (
     CodeExitError,
+    ConfigError,
     ContextLengthError,
     EndpointError,
     EnvironmentProcessError,
@@ -166,6 +167,15 @@ async def test_what_a_policy_raises_is_the_reason_of_the_rollout(wire):
         assert played.reward is None
     with pytest.raises(IndexError, match="example 99 of 40"):
         await pool.example(Split.TRAIN, 99)
+
+
+async def test_another_event_loop_is_refused(wire):
+    pool = wire()
+    await pool.describe()
+    for ask in (lambda: pool.example(Split.TRAIN, 0), pool.close):
+        with pytest.raises(ConfigError, match=r"within one asyncio\.run"):
+            await asyncio.to_thread(lambda ask=ask: asyncio.run(asyncio.wait_for(ask(), 60)))
+    assert (await pool.example(Split.TRAIN, 0)).id
 
 
 async def test_a_deadline_in_the_worker_withdraws_the_model_request(wire):

@@ -63,6 +63,14 @@ def open_environment(
     callers that have located it. `places`: where its workers are started, if it has any; None = on
     this machine.
     """
+    given: object = name
+    if not isinstance(given, str):
+        one = given if isinstance(given, type) else type(given)
+        raise ConfigError(
+            "open_environment takes a name, or a file and a class such as './sums.py:Sums', got "
+            f"{given!r:.80}; for an environment of your own program write "
+            f"InProcessEnvironment({one.__name__}(), name=...), of telescope_core.in_process"
+        )
     processes = processes or ProcessSettings()
     if processes.addresses:
         identity = Identity(name=name, version="")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.base.protocols import Policy
 from telescope_core.base.types import ChatEndpoint, Completion, JsonValue, Message, Sampling, Tools
 
@@ -25,6 +26,12 @@ class ScriptedClient:
         *,
         delay_s: float = 0.0,
     ) -> None:
+        listed = () if callable(replies) else replies
+        if isinstance(listed, str) or not all(isinstance(one, Reply) for one in listed):
+            raise ConfigError(
+                "the replies of a ScriptedClient must be a list of texts, Completions and "
+                f"exceptions, or a function of the messages, got {replies!r:.80}"
+            )
         self.replies = replies
         self.delay_s = delay_s
         self.requests: list[tuple[Message, ...]] = []
@@ -57,6 +64,8 @@ class _ScriptedPolicy:
         replies = self._client.replies
         if callable(replies):
             reply = replies(messages)
+        elif not replies:
+            raise ConfigError("a ScriptedClient without replies was asked; give it at least one")
         else:
             reply = replies[min(self._turn, len(replies) - 1)]
         self._turn += 1

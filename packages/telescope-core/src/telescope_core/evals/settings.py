@@ -3,9 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import EnvironmentDescription, Sampling, Split
+
+_SHARES = ("top_p", "min_p")
+"""Settings of sampling that are shares of the probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,23 @@ class EvalSettings:
         return self.positions or range(self.num_examples)
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        if self.positions and len(set(self.positions)) != self.num_examples:
+            raise ConfigError(
+                f"expected {self.num_examples} different positions of examples, "
+                f"got {len(set(self.positions))}"
+            )
+        if not self.ks or not all(isinstance(k, Integral) and k >= 1 for k in self.ks):
+            raise ConfigError(
+                f"k must be one or more whole numbers that are at least 1, got {list(self.ks)}"
+            )
+        if max(self.ks) > self.rollouts:
+            raise ConfigError(
+                f"k must not exceed the number of rollouts per example: got k {max(self.ks)} with "
+                f"rollouts {self.rollouts}; use at least {max(self.ks)} rollouts, or a smaller k"
+            )
+
+    def _check_numbers(self) -> None:
         limits = {
             "examples": self.num_examples,
             "rollouts": self.rollouts,
@@ -47,32 +68,31 @@ class EvalSettings:
             "max_failures_in_a_row": self.max_failures_in_a_row,
         }
         for name, value in limits.items():
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            _require_count(name, value)
         sampled = {one.name: getattr(self.sampling, one.name) for one in fields(self.sampling)}
-        for name, value in (("deadline_s", self.deadline_s), *sampled.items()):
+        temperature = 0.0 if self.sampling.temperature is None else self.sampling.temperature
+        numbers = {**sampled, "deadline_s": self.deadline_s, "temperature": temperature}
+        for name in ("deadline_s", "temperature", *_SHARES):
+            if isinstance(numbers[name], bool) or not isinstance(numbers[name], Real):
+                raise ConfigError(f"{name} must be a number, got {numbers[name]!r}")
+        for name, value in numbers.items():
             # JSON has no such numbers, so the result could not be read again.
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{name} must be a finite number, got {value}")
         if self.deadline_s <= 0:
             raise ConfigError(f"deadline_s must be above 0 seconds, got {self.deadline_s:g}")
-        temperature = self.sampling.temperature
-        if temperature is not None and temperature < 0:
+        if temperature < 0:
             raise ConfigError(f"temperature must be 0 or more, got {temperature:g}; 0 = greedy")
-        if self.positions and len(set(self.positions)) != self.num_examples:
-            raise ConfigError(
-                f"expected {self.num_examples} different positions of examples, "
-                f"got {len(set(self.positions))}"
-            )
-        if not self.ks or min(self.ks) < 1:
-            raise ConfigError(
-                f"k must be one or more numbers that are at least 1, got {list(self.ks)}"
-            )
-        if max(self.ks) > self.rollouts:
-            raise ConfigError(
-                f"k must not exceed the number of rollouts per example: got k {max(self.ks)} with "
-                f"rollouts {self.rollouts}; use at least {max(self.ks)} rollouts, or a smaller k"
-            )
+        for name in _SHARES:
+            if not 0 <= sampled[name] <= 1 or (name == "top_p" and sampled[name] == 0):
+                raise ConfigError(f"{name} must be a share, from 0 to 1, got {sampled[name]:g}")
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 def check_split(settings: EvalSettings, description: EnvironmentDescription) -> None:

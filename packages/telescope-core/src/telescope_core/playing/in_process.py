@@ -9,7 +9,7 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 
 from telescope_core.base.code_places import location_of, raised_at
-from telescope_core.base.errors import EnvironmentLoadError, StrayCancelError
+from telescope_core.base.errors import ConfigError, EnvironmentLoadError, StrayCancelError
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
 from telescope_core.base.retries import as_cancelled, as_failed
 from telescope_core.base.types import (
@@ -50,6 +50,11 @@ class InProcessEnvironment:
 
         `asks_models`: whether the environment may ask judges and simulated users.
         """
+        if isinstance(environment, type):
+            raise ConfigError(
+                f"InProcessEnvironment takes an environment, got the class {environment.__name__}; "
+                f"write {environment.__name__}()"
+            )
         environment.require_built()
         self._asks_models = asks_models
         self._hold_watch = hold_watch

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from telescope_core.base.errors import ContradictionError, EnvironmentProcessError
+from telescope_core.base.errors import ConfigError, ContradictionError, EnvironmentProcessError
 from telescope_core.base.protocols import PlayRequest, Policy
 from telescope_core.base.terminal import foreign
 from telescope_core.base.types import EnvironmentDescription, Example, Group, Rollout, Split
@@ -250,6 +250,7 @@ class EnvironmentPool:
 
     async def close(self) -> None:
         """End every worker and everything it started. Idempotent."""
+        self._require_own_loop()
         self._is_closed = True
         for seat in self._seats:
             # Nothing was asked since it ended, so that nobody has been told.
@@ -288,6 +289,7 @@ class EnvironmentPool:
 
     async def _least_busy(self) -> WorkerClient:
         """Return the least busy worker; waits for one to start when there is none."""
+        self._require_own_loop()
         while True:
             if self._is_closed:
                 raise EnvironmentProcessError(f"the workers of {self.name} are closed")
@@ -313,6 +315,15 @@ class EnvironmentPool:
             for task in starting:
                 if task.done() and not task.cancelled():
                     task.result()
+
+    def _require_own_loop(self) -> None:
+        loop = self._watcher.get_loop() if self._watcher is not None else None
+        if loop not in (None, asyncio.get_running_loop()):
+            raise ConfigError(
+                f"the workers of {self.name} belong to the event loop of their first request, and "
+                "this is another one; use and close the environment within one asyncio.run, or "
+                "open it again"
+            )
 
     def _fill(self, seat: _Seat) -> None:
         """Ensure that `seat` has a worker or that one is being started."""
