@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from telescope_core.base.environment_record import EnvironmentRecord, elsewhere, record_of
 from telescope_core.base.errors import ConfigError
@@ -63,7 +63,7 @@ def open_environment(
     callers that have located it. `places`: where its workers are started, if it has any; None = on
     this machine.
     """
-    given: object = name
+    given = cast(object, name)
     if not isinstance(given, str):
         one = given if isinstance(given, type) else type(given)
         raise ConfigError(

@@ -42,7 +42,7 @@ def read_image(path: str | Path) -> Image:
 
 def image_of(data: bytes, *, name: str = "the picture") -> Image:
     """Return the picture whose file has the bytes `data`; `name` is what errors call it."""
-    given: object = data
+    given = cast(object, data)
     if not isinstance(given, bytes | bytearray):
         raise EnvironmentLoadError(
             f"{called_at()}: image_of takes the bytes of a file, got {_shown(given)}; "
@@ -192,20 +192,15 @@ def _why_no_picture(image: Image) -> str | None:
     data = cast(object, image.data)
     if not isinstance(data, str):
         return f"the data of an image must be base64 text, got {_shown(data)}; {_FROM_OTHERS}"
-    if wrong := _why_no_base64(data):
-        return f"the data of an image is not base64: {wrong}"
+    # Decoding all of it takes three times as long, and messages are checked in every turn.
+    rest = data.encode(errors="replace").translate(None, _BASE64).decode()
+    if rest not in ("", "=", "==") or not data.endswith(rest) or len(data) % 4:
+        what = f"with {rest[:20]!r} among its characters" if rest.strip("=") else "which ends wrong"
+        return f"the data of an image is not base64: {data[:20]!r} and so on, {what}"
     head = base64.b64decode(image.data[:64])
     if _kind_of(head) != image.media_type:
         return f"an image of type {image.media_type!r} begins with {head[:8]!r}"
     return None
-
-
-def _why_no_base64(data: str) -> str:
-    # Decoding all of it takes three times as long, and messages are checked in every turn.
-    rest = data.encode(errors="replace").translate(None, _BASE64)
-    if rest not in (b"", b"=", b"==") or not data.endswith(rest.decode()):
-        return f"{data[:20]!r} and so on, with {rest.decode()[:20]!r} among its characters"
-    return "its end is missing" if len(data) % 4 else ""
 
 
 def _shown(value: object) -> str:

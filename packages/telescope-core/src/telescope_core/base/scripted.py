@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
+from typing import cast
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.protocols import Policy
@@ -26,7 +27,7 @@ class ScriptedClient:
         *,
         delay_s: float = 0.0,
     ) -> None:
-        listed = () if callable(replies) else replies
+        listed = cast(Sequence[object], () if callable(replies) else replies)
         if isinstance(listed, str) or not all(isinstance(one, Reply) for one in listed):
             raise ConfigError(
                 "the replies of a ScriptedClient must be a list of texts, Completions and "

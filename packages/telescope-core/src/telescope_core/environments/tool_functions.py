@@ -171,7 +171,8 @@ def as_result(result: object, where: str) -> str | Message:
     """
     if isinstance(result, str):
         return result
-    parts = cast(Sequence[object], result) if isinstance(result, list | tuple) else (result,)
+    value = result
+    parts = cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
     if _has_picture(result) and all(isinstance(part, str | Image) for part in parts):
         result = message_of("tool", *cast(Sequence[str | Image], parts))
     if isinstance(result, Message) and result.role in ("tool", "user"):
