@@ -119,7 +119,8 @@ class VerifiersEnvironment(AdaptedEnvironment):
                 f"{error}, which verifiers would count as 0"
             ) from error
         episode.messages[:] = as_messages([*state["prompt"], *(state.get("completion") or ())])
-        own, metrics = self.config.id, state.get("metrics") or {}
+        own = self.config.id
+        metrics: Mapping[str, object] = state.get("metrics") or {}
         episode.metrics.update(as_metrics(metrics, of=own, kind="reward function"))
         episode.state["reward"] = as_number(state["reward"], of=f"the rubric of {own}")
         condition = str(state.get("stop_condition"))
