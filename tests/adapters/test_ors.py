@@ -225,6 +225,7 @@ async def test_an_end_without_a_finite_reward_is_no_reward_of_0(reward):
     async with served(Sums(sums__call=answer)) as client:
         rollout = await played(client, RIGHT)
     assert (rollout.reward, rollout.status_reason) == (None, "RewardError")
+    assert "http://127.0.0.1" in rollout.error  # the server's fault, not that of a file of ours
 
 
 async def test_conversations_and_pictures_reach_the_policy():
