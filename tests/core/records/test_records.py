@@ -1,11 +1,14 @@
 """Run folders: what is written comes back, also from a run that was killed."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 from array import array
 from dataclasses import replace
@@ -22,6 +25,7 @@ from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.files import append_json_line, read_json_lines
 from telescope_core.records.folders import whole_file, whole_folder
+from telescope_core.records.identity import Resume
 from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import row_from_json, row_to_json
 from telescope_core.types import (
@@ -198,6 +202,54 @@ def test_create_refuses_what_is_there(tmp_path):
         RunFolder.create(run.path, config={})
     run.log_metrics({"step": 1})
     assert RunFolder.create(run.path, config={}, replace=True).metrics() == []
+
+
+STARTS = {
+    "create": lambda path: RunFolder.create(path, config={}),
+    "begin": lambda path: RunFolder.begin(path, name="run"),
+    "resume": lambda path: RunFolder.resume(
+        path, config={}, resume=Resume(at="", step=1, checkpoint="")
+    ),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_of_many_that_start_at_once_one_goes_on(tmp_path, start):
+    path = tmp_path / "run"
+    if start != "create":
+        RunFolder.create(path, config={}).fail("stopped")
+    outcomes = []
+    ready = threading.Barrier(8)
+
+    def begin():
+        ready.wait(10)
+        try:
+            outcomes.append(STARTS[start](path))
+        except ConfigError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(type(one).__name__ for one in outcomes) == ["ConfigError"] * 7 + ["RunFolder"]
+    assert len(RunFolder.open(path).info().resumes) == (start == "resume")
+
+
+@pytest.mark.parametrize("start", ["begin", "resume"])
+def test_a_run_that_goes_on_is_refused_also_where_folders_have_no_locks(
+    tmp_path, monkeypatch, start
+):
+    def no_locks(descriptor, operation):
+        raise OSError(errno.EBADF, "as NFS answers")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = RunFolder.create(tmp_path / "run", config={})
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} on"):
+        STARTS[start](run.path)
+    run.fail("stopped")
+    assert STARTS[start](run.path).info().state is RunState.RUNNING
 
 
 def test_open_says_what_is_missing(tmp_path):

@@ -4,11 +4,8 @@
 attempt at one that was replaced or cut short. A folder has one writer at a time.
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -30,6 +27,7 @@ from telescope_core.records.files import (
     why_no_object,
     write_json,
 )
+from telescope_core.records.folders import claimed
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 
@@ -72,7 +70,7 @@ class EvalFolder:
             raise ConfigError(f"{path} is a file; choose another --output")
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
-        with folder._claimed():
+        with claimed(path):
             folder._require_ended()
             if any(path.iterdir()):
                 raise ConfigError(
@@ -105,7 +103,7 @@ class EvalFolder:
         """
         folder = cls(path)
         folder.manifest()
-        with folder._claimed():
+        with claimed(path):
             folder._require_ended()
             # Values of secrets are not in the folder: they come again with the command.
             refused = _refused(
@@ -197,16 +195,6 @@ class EvalFolder:
     def result(self) -> EvalResult | None:
         """Return the result; None when the eval has none. Raises ConfigError for a damaged one."""
         return read_result(self.path)
-
-    @contextmanager
-    def _claimed(self) -> Generator[None]:
-        """Hold a lock, so that nobody else starts here while the block decides whether it may."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _require_ended(self) -> None:
         info = self.info()

@@ -1,18 +1,35 @@
 """Atomic files and folders: written under a temporary name, then renamed.
 
-`whole_file` and `whole_folder` are for one writer. A folder that several processes fill is written
-to `partial_folder` and then renamed by `put_in_place`. After a crash the old content is still
-there, and beside it may be leftovers whose names begin with a dot, which readers ignore.
+`whole_file` and `whole_folder` are for one writer; `claimed` decides who that is. A folder that
+several processes fill is written to `partial_folder` and then renamed by `put_in_place`. After a
+crash the old content is still there, and beside it may be leftovers whose names begin with a dot,
+which readers ignore.
 """
 
+import fcntl
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from telescope_core.base import interrupts
 from telescope_core.records.room import room_for
+
+
+@contextmanager
+def claimed(folder: Path) -> Generator[None]:
+    """Hold a lock, so that nobody else begins in `folder` while the block decides whether it may.
+
+    A file system that has no locks of folders, such as NFS, does without.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

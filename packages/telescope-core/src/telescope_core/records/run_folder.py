@@ -36,7 +36,7 @@ from telescope_core.records.files import (
     write_json,
     write_json_lines,
 )
-from telescope_core.records.folders import whole_file
+from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import (
     FORMAT_VERSION,
     Resume,
@@ -134,13 +134,17 @@ class RunFolder:
         a folder that does not hold a run are refused even then, and so is a path that is not UTF-8.
         """
         require_utf8(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            _make_way(path, replace=replace)
+        if path.exists() and not path.is_dir():
+            raise ConfigError(_no_run(path))
+        path.mkdir(parents=True, exist_ok=True)
         run = cls(path)
-        for folder in (run.rollouts_path, run.evals_path, run.logs_path):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_json(path / "config.json", without_secrets(config))
-        run._write_info(new_run_info(name or path.name))
+        with claimed(path):
+            if any(path.iterdir()):
+                _make_way(path, replace=replace)
+            for folder in (run.rollouts_path, run.evals_path, run.logs_path):
+                folder.mkdir()
+            write_json(path / "config.json", without_secrets(config))
+            run._write_info(new_run_info(name or path.name))
         return run
 
     @classmethod
@@ -148,12 +152,15 @@ class RunFolder:
         """Record that `name` continues in `path` from now on; existing files stay.
 
         For training that keeps metrics alone, such as `telescope sft`. A finished run that ends
-        before `drop_after` is called is as it was.
+        before `drop_after` is called is as it was. A run that is still running is refused.
         """
+        path.mkdir(parents=True, exist_ok=True)
         run = cls(path)
-        if (read_json(path / "run.json") or {}).get("state") == RunState.FINISHED:
-            run._remember_finished()
-        run._write_info(new_run_info(name))
+        with claimed(path):
+            run.require_ended()
+            if (read_json(path / "run.json") or {}).get("state") == RunState.FINISHED:
+                run._remember_finished()
+            run._write_info(new_run_info(name))
         return run
 
     @classmethod
@@ -181,13 +188,14 @@ class RunFolder:
         has ended if it was on another machine.
         """
         run = cls.open(path)
-        info = run.info()
-        if not (has_ended_elsewhere and info.may_run_elsewhere):
-            _require_ended(path, info)
-        if info.state is RunState.FINISHED:
-            run._remember_finished()
-        run._write_info(resumed_run_info(info, resume))
-        write_json(path / "config.json", without_secrets(config))
+        with claimed(path):
+            info = run.info()
+            if not (has_ended_elsewhere and info.may_run_elsewhere):
+                _require_ended(path, info)
+            if info.state is RunState.FINISHED:
+                run._remember_finished()
+            run._write_info(resumed_run_info(info, resume))
+            write_json(path / "config.json", without_secrets(config))
         return run
 
     def go_back(self, restart: Restart) -> None:
@@ -287,6 +295,23 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """Return the resolved settings, without secrets; empty when config.json cannot be read."""
         return without_secrets(read_json(self.path / "config.json") or {})
+
+    def require_ended(self) -> None:
+        """Raise ConfigError while training goes on here that `begin` started.
+
+        A folder without a run, or with a damaged `run.json`, counts as ended.
+        """
+        try:
+            info = self.info()
+        except ConfigError:
+            return
+        if info.observed_state is RunState.RUNNING:
+            gone = f"; if that machine is gone, remove {self.path / 'run.json'}"
+            raise ConfigError(
+                f"{self.path} belongs to training that is still going on (process {info.pid} on "
+                f"{info.host}); stop it, or choose another output"
+                f"{gone if info.may_run_elsewhere else ''}"
+            )
 
     def require_here(self) -> None:
         """Raise TelescopeError if the folder was removed since the run began."""
@@ -529,12 +554,8 @@ def _require_ended(path: Path, info: RunInfo) -> None:
 
 def _make_way(path: Path, *, replace: bool) -> None:
     """Remove the run in `path`, or raise ConfigError with the reason for keeping it."""
-    fields = read_json(path / "run.json") if path.is_dir() else None
-    if fields is None:
-        raise ConfigError(
-            f"{path} exists and is neither an empty folder nor the folder of a run; "
-            "choose another name or output folder"
-        )
+    if read_json(path / "run.json") is None:
+        raise ConfigError(_no_run(path))
     info = RunFolder(path).info()
     _require_ended(path, info)
     if not replace:
@@ -542,4 +563,13 @@ def _make_way(path: Path, *, replace: bool) -> None:
             f"{path} holds an earlier run ({info.observed_state}, started {info.started_at}); "
             "choose another name, or remove the folder"
         )
-    shutil.rmtree(path)
+    # The folder itself stays, because whoever waits for its lock would hold that of a removed one.
+    for one in path.iterdir():
+        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+
+
+def _no_run(path: Path) -> str:
+    return (
+        f"{path} exists and is neither an empty folder nor the folder of a run; "
+        "choose another name or output folder"
+    )
