@@ -318,6 +318,44 @@ def test_checkpoint_settings_that_cannot_be_used(config_file, tmp_path, flags, m
     assert not (tmp_path / "warm").exists(), "no model is written"
 
 
+@pytest.mark.parametrize("flags", [[], ["--checkpoint_every", "2"], [*LATEST]])
+@pytest.mark.parametrize("host", [None, "a machine that may be gone"])
+def test_an_output_that_another_training_writes_is_left_alone(config_file, tmp_path, flags, host):
+    log = tmp_path / "warm-log"
+    RunFolder.begin(log, name="warm").log_metrics({"step": 1})
+    info = log / "run.json"
+    if host is not None:
+        info.write_text(json.dumps(json.loads(info.read_text()) | {"host": host}))
+    # It replaces its newest checkpoint now, which nobody else may end.
+    half = log / "checkpoints" / ".final.old"
+    half.mkdir(parents=True)
+    half.with_name(".final.partial").mkdir()
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="still going on") as refused:
+        run_sft(load_sft_config([config_file], flags))
+    assert (f"remove {info}" in str(refused.value)) == (host is not None)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.slow
+def test_of_two_trainings_that_start_at_once_one_makes_the_model(
+    config_file, tmp_path, monkeypatch
+):
+    """The other one begins between the first look at the folder and the lock on it."""
+    read = sft_run.gold_samples
+
+    async def read_beside(*arguments, **more):
+        found = await read(*arguments, **more)
+        RunFolder.begin(tmp_path / "warm-log", name="warm")
+        return found
+
+    monkeypatch.setattr(sft_run, "gold_samples", read_beside)
+    with pytest.raises(ConfigError, match="still going on"):
+        run_sft(load_sft_config([config_file]))
+    assert not (tmp_path / "base").exists()
+    assert not (tmp_path / "warm").exists()
+
+
 @pytest.mark.slow
 def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path):
     with pytest.raises(Killed):

@@ -86,7 +86,8 @@ def run_sft(
     `tell` gets a line about settings that change nothing, and for each environment with secrets.
 
     Settings, measurements and checkpoints go to `<output>-log/`. Nothing is written before the
-    settings, the tokenizer and the environments have proved usable.
+    settings, the tokenizer and the environments have proved usable, nor while another training
+    writes to the same output.
     """
     with interrupts.taken():
         try:
@@ -100,7 +101,8 @@ def run_sft(
 def _run_sft(
     config: SftConfig, on_row: Callable[[SftRow], None], tell: Callable[[str], None]
 ) -> Path:
-    output = Path(config.output)
+    output, folder = Path(config.output), log_folder(config).absolute()
+    RunFolder(folder).require_ended()
     require_replaceable(output)
     if note := settings_found(config).note:
         tell(note)
@@ -119,11 +121,10 @@ def _run_sft(
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
         samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
-    if config.make_tiny_model and point is None:
-        make_tiny_model(config.model, seed=config.seed)
-    folder = log_folder(config).absolute()
     run = RunFolder.begin(folder, name=output.name)
     try:
+        if config.make_tiny_model and point is None:
+            make_tiny_model(config.model, seed=config.seed)
         save_resolved(config, folder / "config.json")
         with no_half_checkpoints(config), _advising_on_room(config):
             interruptible.run(_train_and_export(config, samples, point, run, on_row))
