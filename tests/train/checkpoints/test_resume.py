@@ -268,7 +268,7 @@ def test_a_new_run_does_not_take_over_the_checkpoints_of_an_earlier_one(tiny, tm
     assert f"{str(own)!r} holds checkpoints of an earlier run (step-000005)" in refused
     shutil.rmtree(own)
     # One that began at the same time, and saves to the same place.
-    RunFolder.create(tmp_path / "run", config={}, name="run")
+    RunFolder.create(tmp_path / "run", config={}, name="run").fail("stopped")
     checkpoint_at(own, 6, started_at="2026-01-01T00:00:00+00:00")
     with pytest.raises(ConfigError, match="another run of the name 'run', which began at 2026-01"):
         resume_point(config_of(tmp_path, tiny, *shared, *LATEST[2:]), {})

@@ -1,14 +1,17 @@
 """`resume_if_saved`: one command for the first try of a queue and for every later one."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_core.records.identity import NOTHING_SAVED
 from telescope_train.checkpoints.resume import (
+    LATEST,
     drop_repeated,
     location_problems,
     open_run_folder,
@@ -119,10 +122,26 @@ def test_records_that_nothing_brings_back_are_kept(config):
     assert len(folder.metrics()) == 10
 
 
-def test_a_try_that_is_going_on_is_left_alone(config):
-    path = Path(config.run.output_dir) / "run"
-    RunFolder.create(path, config={}, name="run").log_metrics({"step": 1})
-    (problem,), _ = begun(config)
-    assert str(path) in problem
-    folder = RunFolder.open(path)
+@pytest.mark.parametrize("flags", [(), ("--resume_from_checkpoint", LATEST), IF_SAVED[2:]])
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_a_run_that_is_going_on_is_left_alone(tiny, tmp_path, flags, has_saved):
+    config = config_of(tmp_path, tiny, *IF_SAVED[:2], *flags)
+    folder = RunFolder.create(tmp_path / "run", config={}, name="run")
+    folder.log_metrics({"step": 1})
+    if has_saved:
+        # It replaces its newest checkpoint now, which nobody else may end.
+        for name in (".final.old", ".final.partial"):
+            checkpoint_at(folder.checkpoints_path, 5, name=name)
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"still going on \(process {os.getpid()} on .*stop it"):
+        resume_point(config, records_of(config))
     assert (folder.info().resumes, len(folder.metrics())) == ((), 1)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume_from_checkpoint", LATEST)])
+def test_a_try_on_a_machine_that_may_be_lost_is_left_to_queues(tiny, tmp_path, flags):
+    config = config_of(tmp_path, tiny, *IF_SAVED[:2], *flags)
+    a_try(config, num_steps=1, host="a node that is lost")
+    with pytest.raises(ConfigError, match=r"on a node that is lost.*--resume-if-saved goes on"):
+        resume_point(config, records_of(config))

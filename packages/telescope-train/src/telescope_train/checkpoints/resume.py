@@ -90,9 +90,10 @@ def resume_point(
 
     `inputs`: digests of the other files that it reads, see `inputs_of`.
 
-    Raises ConfigError if there is no such checkpoint, if settings differ that must be the same, or
-    if files that are read here have changed since they were written.
+    Raises ConfigError if the run is going on, if there is no such checkpoint, if settings differ
+    that must be the same, or if files that are read here have changed since they were written.
     """
+    _require_ended(config)
     own, given = checkpoints_folder(config), config.checkpoint.resume_from_checkpoint
     if config.checkpoint.resume_if_saved and _has_saved(own):
         given = LATEST
@@ -201,6 +202,26 @@ def newest_to_go_on(config: TrainConfig, point: ResumePoint | None) -> RunCheckp
     return None if point is None else point.checkpoint
 
 
+def _require_ended(config: TrainConfig) -> None:
+    """Raise ConfigError while the run in the folder of the config is going on."""
+    path = run_folder(config)
+    try:
+        info = RunFolder.open(path).info()
+    except TelescopeError:
+        return  # there is no run, or what is wrong with it is said when it is needed
+    if info.observed_state is not RunState.RUNNING:
+        return
+    going_on = f"the run in {path} is still going on (process {info.pid} on {info.host})"
+    if not info.may_run_elsewhere:
+        raise ConfigError(f"{going_on}; stop it before you resume it, or give another --name")
+    # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
+    if not config.checkpoint.resume_if_saved:
+        raise ConfigError(
+            f"{going_on}, as far as can be known here; stop it there before you resume it, or give "
+            "another --name; if that machine is gone, --resume-if-saved goes on with it"
+        )
+
+
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
     """Return why the run cannot be written to, or continued in, the folder of the config."""
     is_same_run = point is not None and point.is_same_run
@@ -208,13 +229,8 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
         return run_folder_problems(config) or _foreign_checkpoints(config)
     try:
         folder = RunFolder.open(run_folder(config))
-        info = folder.info()
     except TelescopeError as error:
         return [str(error)]
-    # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
-    is_ended = config.checkpoint.resume_if_saved and info.may_run_elsewhere
-    if info.observed_state is RunState.RUNNING and not is_ended:
-        return [f"the run in {run_folder(config)} is still going on; stop it before you resume it"]
     if not _begins_again(config, point):
         return []
     return _why_not_again(config, folder, begun=0 if point is None else point.checkpoint.step)
