@@ -58,6 +58,9 @@ BROAD_EXCEPT = {
     "packages/telescope-train/src/telescope_train/cluster/ray_cluster.py": (
         "Ray has no class for a start that takes long: raised again as a ConfigError"
     ),
+    "packages/telescope-core/src/telescope_core/diagnosis/rules.py": (
+        "a rule that fails is logged, and costs a run neither its end nor its summary"
+    ),
     "packages/telescope-core/src/telescope_core/playing/rollout.py": "a rollout that fails is data",
     "packages/telescope-core/src/telescope_core/playing/rescoring.py": "a part that fails, too",
     "packages/telescope-adapters/src/telescope_adapters/inspect_scores.py": (

@@ -187,6 +187,16 @@ def test_lines_of_metrics_are_taken_as_commands_take_them(tmp_path, run):
         assert ui.get("/")["runs"][0]["step"] == 10
 
 
+def test_steps_out_of_order_are_drawn_in_their_order(tmp_path, run):
+    """As two processes in one folder, or a merge of two files, leave them."""
+    for step, reward in ((7, 0.7), (6, 0.9), (6, 0.6), (5, 0.5), (4, 0.4)):
+        run.log_metrics({"step": step, "groups/discarded": 9, "groups/total": 9, "reward": reward})
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        curves = ui.get("/runs/r?metric=reward")["curves"]
+        assert curves["steps"] == [1, 2, 3, 4, 5, 6, 7]
+        assert curves["metrics"]["reward"][3:] == [0.4, 0.5, 0.6, 0.7]
+
+
 def test_damaged_lines_of_servers_and_meters_are_left_out_and_counted(tmp_path, run):
     def write(name, *rows):
         path = run.path / name

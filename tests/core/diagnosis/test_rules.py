@@ -11,6 +11,7 @@ from telescope_core.diagnosis import RULES, History, Kind, diagnose
 from telescope_core.diagnosis import rules as rules_module
 
 ROOT = Path(__file__).parents[3]
+RULES_MODULE = rules_module.__name__
 
 
 def healthy(num_steps, seed=0, **changes):
@@ -80,6 +81,15 @@ def healthy(num_steps, seed=0, **changes):
                 row[metric] = found
         rows.append(row)
     return rows
+
+
+@pytest.fixture(autouse=True)
+def rules_that_failed(caplog):
+    """Return no rules; those that a test does not take out of it must be none at its end."""
+    expected = []
+    yield expected
+    failed = [one.args[0] for one in caplog.get_records("call") if one.name == RULES_MODULE]
+    assert failed == expected
 
 
 def found_in(rows):
@@ -181,6 +191,13 @@ def of_owner(rows):
     ]
 
 
+def of_two_processes(rows):
+    """Return rows of which a second process wrote the first half again, late and out of order."""
+    stale = [{"step": row["step"], "entropy": 9.0} for row in rows]
+    again = rows[: len(rows) // 2]
+    return [*stale, *rows[len(rows) // 2 :], *again[1::2], *again[::2]]
+
+
 @pytest.mark.parametrize("named", [list, of_owner])
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_a_planted_fault_is_named_with_where_it_began(rule, named):
@@ -191,6 +208,23 @@ def test_a_planted_fault_is_named_with_where_it_began(rule, named):
     assert rule in one.text
     assert one.as_json()["kind"] == one.kind
     assert one.metrics
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+def test_rows_in_any_order_tell_the_same(rule):
+    rows = healthy(100, **PLANTED[rule])
+    assert found_in(of_two_processes(rows)) == found_in(rows)
+
+
+def test_a_rule_that_fails_is_logged_and_the_others_find_theirs(monkeypatch, rules_that_failed):
+    def fails(rule, history):
+        raise ZeroDivisionError
+
+    rows = healthy(30, **PLANTED["nothing trained"])
+    *others, last = RULES
+    monkeypatch.setattr(rules_module, "RULES", (last._replace(find=fails), *others))
+    assert [one.rule for one in found_in(rows)] == ["nothing trained"]
+    rules_that_failed.append(last.name)
 
 
 def test_full_caches_are_no_finding_where_nobody_waits_for_them():

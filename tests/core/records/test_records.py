@@ -154,6 +154,13 @@ def test_metrics_are_read_while_written_and_torn_lines_left_out(tmp_path):
     assert [row["step"] for row in run.metrics()] == [1]
     run.log_metrics({"step": 3})
     assert [row["step"] for row in run.metrics()] == [1, 3]
+    for step, loss in ((2, 1.0), (3, 2.0), (2, 3.0)):
+        run.log_metrics({"step": step, "loss/total": loss})
+    assert [(row["step"], row["loss/total"]) for row in run.metrics()] == [
+        (1, None),
+        (2, 3),
+        (3, 2),
+    ]
 
 
 def test_json_lines_hold_any_text(tmp_path):

@@ -52,7 +52,7 @@ class History:
     """Columns over the steps of a run, each read once."""
 
     def __init__(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
-        """`columns`: the values of each metric at `steps`; NaN = the step has none."""
+        """`columns`: the values of each metric at `steps`, which grow; NaN = the step has none."""
         self._steps = steps
         self._columns = columns
         self._found: dict[str, list[tuple[int, float]]] = {}
@@ -60,14 +60,21 @@ class History:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "History":
-        """Return the history of the rows of metrics.jsonl, in the order of the steps."""
-        names = sorted(set[str]().union(*rows))
+        """Return the history of rows of metrics, which may be in any order.
+
+        Of several rows of a step, the last one counts.
+        """
+        newest = {int(row["step"]): row for row in rows}
+        steps = sorted(newest)
+        names = sorted(set[str]().union(*newest.values()))
         return cls(
-            [int(row["step"]) for row in rows],
+            steps,
             {
                 name: [
-                    float(value) if isinstance(value := row.get(name), int | float) else math.nan
-                    for row in rows
+                    float(value)
+                    if isinstance(value := newest[step].get(name), int | float)
+                    else math.nan
+                    for step in steps
                 ]
                 for name in names
             },

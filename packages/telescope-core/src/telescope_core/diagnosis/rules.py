@@ -5,6 +5,7 @@ standard errors. `benchmarks/results/diagnosis.md` shows which planted faults ar
 often a good run is accused.
 """
 
+import logging
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -13,6 +14,7 @@ from telescope_core.diagnosis import of_rewards
 from telescope_core.diagnosis.history import Change, History, Stretch
 from telescope_core.diagnosis.rule import Finding, Found, Kind, Rule, Series
 
+_LOGGER = logging.getLogger(__name__)
 _STANDS_STILL = 0.999
 """Share of unchanged weights from which on all of them count as unchanged."""
 
@@ -20,9 +22,15 @@ _STANDS_STILL = 0.999
 def diagnose(history: History) -> list[Finding]:
     """Return the findings in the metrics of a run, present and serious ones first.
 
-    Nothing found is not a proof of health.
+    Nothing found is not a proof of health. A rule that fails is logged and finds nothing, because
+    the run, its summary and its report do not depend on it.
     """
-    found = [one for rule in RULES for one in rule.find(rule, history)]
+    found: list[Finding] = []
+    for rule in RULES:
+        try:
+            found += rule.find(rule, history)
+        except Exception:
+            _LOGGER.exception("the rule %r failed on these metrics; please report this", rule.name)
     going_on = [one for one in found if not one.is_over]
     if any(one.kind is Kind.BROKEN for one in going_on):
         # Lost time does not matter while nothing can be learned.

@@ -338,8 +338,13 @@ class RunFolder:
         append_json_line(self.path / "metrics.jsonl", row)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics, oldest first; each has an integer `step`."""
-        return list(filter(is_of_step, read_json_lines(self.path / "metrics.jsonl")))
+        """Return the rows of metrics in the order of their steps; each has an integer `step`.
+
+        Of several rows of a step, which two processes in one folder leave, the last one counts.
+        """
+        rows = filter(is_of_step, read_json_lines(self.path / "metrics.jsonl"))
+        newest = {row["step"]: row for row in rows}
+        return [newest[step] for step in sorted(newest)]
 
     def num_damaged_lines(self) -> dict[str, int]:
         """Return how many whole lines are left out because they are damaged, by file.

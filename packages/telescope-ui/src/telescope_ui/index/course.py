@@ -46,11 +46,13 @@ class Course:
             return self._last_step
 
     def reward(self) -> Reward:
-        """Return a copy of the reward over steps; empty if no step has one."""
+        """Return a copy of the reward over steps, which grow; empty if no step has one."""
         with self._lock:
             self._refresh()
             steps, values = next((one for one in self._found if one.steps), self._found[0])
-            return Reward(steps[:], values[:])
+            newest = dict(zip(steps, values, strict=True))
+            grown = sorted(newest)
+            return Reward(array("q", grown), array("d", [newest[step] for step in grown]))
 
     def _refresh(self) -> None:
         if self._new.is_rewritten():

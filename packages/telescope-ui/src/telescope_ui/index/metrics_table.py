@@ -20,7 +20,7 @@ _IDENTITY = ("step",)
 
 
 class Columns(NamedTuple):
-    """Metrics over the same steps; a missing value is NaN."""
+    """Metrics over the same steps, which grow; a missing value is NaN."""
 
     steps: "array[int]"
     values: "dict[str, array[float]]"
@@ -68,7 +68,8 @@ class MetricsTable:
     ) -> Columns:
         """Return copies of the metrics `names` from step `first` to `last`, both included.
 
-        Raises NotThereError for a name that no step has.
+        Of several rows of a step, the last one counts. Raises NotThereError for a name that no
+        step has.
         """
         with self._lock:
             self._refresh()
@@ -76,12 +77,13 @@ class MetricsTable:
                 if name not in self._columns:
                     raise NotThereError(str(unknown_name("metric", name, list(self._columns))))
                 _fill(self._columns[name], len(self._steps))
+            newest = {step: at for at, step in enumerate(self._steps)}
             kept = [
-                at
-                for at, step in enumerate(self._steps)
+                newest[step]
+                for step in sorted(newest)
                 if (first is None or step >= first) and (last is None or step <= last)
             ]
-            if len(kept) == len(self._steps):
+            if kept == list(range(len(self._steps))):
                 return Columns(self._steps[:], {name: self._columns[name][:] for name in names})
             return Columns(
                 array("q", [self._steps[at] for at in kept]),
