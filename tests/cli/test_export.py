@@ -69,6 +69,17 @@ def test_the_export_is_the_trained_model(trained, telescope, tmp_path):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
 
 
+@pytest.mark.parametrize("masked", [0o022, 0o027])
+def test_every_file_is_for_whom_the_umask_allows(trained, telescope, tmp_path, masked):
+    before = os.umask(masked)
+    try:
+        assert telescope(trained, "--output", tmp_path / "out")[0] == 0
+    finally:
+        os.umask(before)
+    modes = {one.name: one.stat().st_mode & 0o777 for one in (tmp_path / "out").iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~masked)
+
+
 def test_several_at_once_sharded_and_narrow(trained, telescope, tmp_path):
     flags = ("--dtype", "bfloat16", "--max-shard-size", "500KB")
     code, said, _ = telescope(trained, "--steps", "2,1", "--output", tmp_path / "out", *flags)

@@ -341,6 +341,26 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "third"]
 
 
+@pytest.mark.parametrize("masked", [0o022, 0o027, 0o077])
+def test_files_of_a_whole_folder_have_the_mode_of_new_ones(tmp_path, masked):
+    before = os.umask(masked)
+    try:
+        with whole_folder(tmp_path / "model") as partial:
+            (partial / "adapter").mkdir()
+            for name in ("model", "adapter/model"):
+                (partial / name).touch(mode=0o600)
+            (partial / "program").touch(mode=0o777)
+    finally:
+        os.umask(before)
+    modes = {
+        path.relative_to(tmp_path / "model").as_posix(): path.stat().st_mode & 0o777
+        for path in (tmp_path / "model").rglob("*")
+        if path.is_file()
+    }
+    new = 0o666 & ~masked
+    assert modes == {"model": new, "adapter/model": new, "program": 0o777 & ~masked}
+
+
 def test_a_signal_between_two_renames_loses_neither_folder(tmp_path, monkeypatch):
     place = tmp_path / "model"
     place.mkdir()

@@ -36,6 +36,14 @@ def test_every_worker_gets_every_tensor_as_it_was_sent(ends, name, bucket_bytes)
         assert held == digest
 
 
+def test_what_is_written_is_for_whom_the_umask_allows(ends, name, tmp_path):
+    ends(name).transfer(odd_tensors(1))
+    written = list(tmp_path.rglob("*.safetensors"))
+    assert bool(written) is (name == "disk")
+    for path in written:
+        assert path.stat().st_mode & 0o666 == path.parent.stat().st_mode & 0o666
+
+
 @pytest.mark.parametrize(("servers", "workers"), [(1, 2), (2, 1), (2, 2)])
 def test_two_servers_and_servers_of_two_workers(ends, name, servers, workers):
     sent = odd_tensors(5)

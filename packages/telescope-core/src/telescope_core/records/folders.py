@@ -9,6 +9,7 @@ which readers ignore.
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,6 +78,7 @@ def partial_folder(path: Path) -> Path:
 def put_in_place(path: Path) -> None:
     """Rename the finished partial folder to `path`, and replace an older folder there."""
     partial, old = partial_folder(path), path.with_name(f".{path.name}.old")
+    open_as_folder(partial)
     sync_folder(partial)
     # A signal between the two renames would leave no folder of that name, and a later one the old.
     with interrupts.held():
@@ -97,6 +99,18 @@ def end_replacing(folder: Path) -> None:
         # The old one loses its name only once the new one is finished.
         if not path.exists() and partial_folder(path).is_dir():
             partial_folder(path).rename(path)
+
+
+def open_as_folder(folder: Path) -> None:
+    """Let everybody who may read or write the new `folder` do so with the files in it.
+
+    safetensors creates files for their owner alone, whatever the umask, which the folder shows.
+    """
+    granted = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) and granted & ~mode:
+            path.chmod(stat.S_IMODE(mode) | granted)
 
 
 def sync_folder(folder: Path) -> None:

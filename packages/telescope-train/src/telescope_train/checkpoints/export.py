@@ -84,12 +84,12 @@ def export_checkpoint(
         weights = {name: value.to(wanted) for name, value in weights.items()}
         model = _model_with(weights, checkpoint, wanted)
         for path in checkpoint.model_path.iterdir():
-            shutil.copy2(path, partial / path.name)
+            shutil.copyfile(path, partial / path.name)
         with no_progress_bars():
             model.save_pretrained(partial, max_shard_size=max_shard_size)
         kept = checkpoint.model_path / "generation_config.json"
         if kept.is_file():
-            shutil.copy2(kept, partial / kept.name)
+            shutil.copyfile(kept, partial / kept.name)
         write_sums(partial, "*.safetensors")
     return Exported(
         path=output,
@@ -123,7 +123,7 @@ def _export_megatron(
     shapes = hugging_face_shapes(architecture)
     with whole_folder(output) as partial:
         for path in checkpoint.model_path.iterdir():
-            shutil.copy2(path, partial / path.name)
+            shutil.copyfile(path, partial / path.name)
         config.dtype = dtype
         config.save_pretrained(partial)
         num_files = write_weights(

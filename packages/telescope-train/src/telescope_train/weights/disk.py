@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from telescope_core.records.folders import open_as_folder
 from telescope_core.records.room import room_for
 from telescope_train.backends.transfer import Place
 from telescope_train.weights.transport import Bucket, parts_of
@@ -64,6 +65,7 @@ class _DiskSender:
         updates = _updates(self._folder)
         number = 1 + max(updates, default=0)
         whole = self._folder / f"update-{number:06d}"
+        open_as_folder(self._incoming)
         self._incoming.rename(whole)
         beside = self._folder / f".{CURRENT}.new"
         beside.write_text(json.dumps({"folder": whole.name}), encoding="utf-8")

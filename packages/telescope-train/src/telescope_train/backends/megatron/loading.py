@@ -209,5 +209,5 @@ def save_model(
         config.save_pretrained(partial)
         generation = Path(locate_model(settings.model.model)) / _GENERATION
         if generation.is_file():
-            shutil.copy2(generation, partial / _GENERATION)
+            shutil.copyfile(generation, partial / _GENERATION)
         load_tokenizer(settings.model).save_pretrained(partial)
