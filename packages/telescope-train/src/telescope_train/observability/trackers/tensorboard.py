@@ -1,9 +1,7 @@
 """TensorBoard: event files in `tensorboard/` of the run folder, for `tensorboard --logdir runs`."""
 
 import html
-import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,6 @@ from telescope_train.observability.trackers.tracker import TrackedRun
 FOLDER = "tensorboard"
 GAUGES = "gauges"
 """Subfolder for readings of meters, which TensorBoard shows as a run."""
-_NOT_IN_TAGS = re.compile(r"[^-/\w.]")
-
-
-@lru_cache(maxsize=10_000)
-def _tag(name: str) -> str:
-    """Return `name` in a form that TensorBoard's writer does not have to change."""
-    return _NOT_IN_TAGS.sub("_", name)
 
 
 class TensorBoard:
@@ -42,14 +33,15 @@ class TensorBoard:
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
-        # As one record: a record for each number takes ten times as long.
-        values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
+        # As one record: a record for each number takes ten times as long, and the writer's own way
+        # changes names such as `eval/math/pass@1`.
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
         self._writer.file_writer.add_summary(Summary(value=values), step)
         self._writer.flush()
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
         """Write readings of meters at their times; choose the axis `Wall` or `Relative`."""
-        values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items()]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
         self._gauges.file_writer.add_summary(Summary(value=values), time_s, walltime=time_s)
         self._gauges.flush()
 
