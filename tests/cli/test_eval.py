@@ -247,6 +247,7 @@ def test_an_eval_on_a_full_disk_says_how_to_go_on(endpoint, place, capsys, monke
         (["echo_env:Echo", "--model", "./nope"], 2, "'./nope' is not a folder"),
         (["echo_env:Echo", "--model", "./model"], 2, "did you mean 'my-model'"),
         (["echo_env:Echo", "--model", "my-model"], 2, "has no config.json"),
+        (["echo_env:Echo", "--model", "my-step"], 2, "telescope export my-step --output"),
         (["echo_env:Echo"], 2, "expected --model FOLDER, or --base-url"),
         ([], 2, "expected an environment, got none"),
         (["echo_env:Echo", "--base-url", "URL", "--k", "8"], 2, "got k 8 with rollouts 4"),
@@ -279,6 +280,8 @@ def test_bad_input_is_one_message_and_writes_nothing(
     endpoint, place, capsys, arguments, code, message
 ):
     (place / "my-model").mkdir()
+    (place / "my-step").mkdir()
+    (place / "my-step" / "checkpoint.json").write_text("{}")
     before = {path for path in place.rglob("*") if "__pycache__" not in path.parts}
     places = {"URL": endpoint[0], "PORT": str(free_port())}
     for word, meant in places.items():

@@ -121,6 +121,16 @@ def test_without_output_it_lies_in_the_checkpoint(trained, telescope):
     assert len(complete_checkpoints(trained / "checkpoints")) == 3
 
 
+def test_a_run_is_known_by_its_name(trained, telescope, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to(trained.parent)
+    assert telescope("run", "--output", "out")[0] == 0
+    assert Path("out/config.json").is_file()
+    code, _, said = telescope("rum")
+    assert code == 2
+    assert "did you mean 'run'?" in said
+
+
 def test_one_that_is_not_whole_is_said_and_not_exported(trained, telescope, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)

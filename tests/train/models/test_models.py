@@ -119,6 +119,19 @@ def test_models_that_do_not_exist(tiny, tmp_path):
         locate_model("./nowhere/model")
     with pytest.raises(ConfigError, match=r"without config\.json"):
         locate_model(str(tmp_path))
+    for folder, name, exported in (
+        ("run", "run.json", "checkpoints/final/hf"),
+        ("step-000020", "checkpoint.json", "hf"),
+    ):
+        place = tmp_path / folder
+        (place / exported).mkdir(parents=True)
+        for there in (name, "config.json"):
+            (place / there).write_text("{}")
+        with pytest.raises(ConfigError, match=f"telescope export .*{folder} --output"):
+            locate_model(str(place))
+        (place / exported / "config.json").write_text("{}")
+        with pytest.raises(ConfigError, match=f"{folder}/{exported}"):
+            locate_model(str(place))
     with pytest.raises(ConfigError, match="is a file"):
         locate_model(str(tiny / "config.json"))
     with pytest.raises(

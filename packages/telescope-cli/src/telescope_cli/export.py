@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.interrupts import raise_if_asked
 from telescope_core.base.terminal import escaped
@@ -22,7 +23,12 @@ DTYPES = ("float32", "bfloat16")
 
 def export_command(
     source: Annotated[
-        str, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folder of a run or a checkpoint.")
+        str,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="Folder of a run or a checkpoint, or the name of a run in the folder `runs`.",
+            autocompletion=run_names,
+        ),
     ],
     output: Annotated[
         str | None, typer.Option(help="Folder to write to; by default `hf` in the checkpoint.")
@@ -57,14 +63,17 @@ def export_command(
 
     For example:
 
-      telescope export runs/quickstart
+      telescope export quickstart
 
       telescope export runs/quickstart --steps 20,40 --dtype bfloat16 --output exports
 
       telescope export runs/quickstart/checkpoints/final --push my-name/my-model --private
     """
     _check_options(dtype, max_shard_size, push=push, private=private)
-    checkpoints = _chosen(Path(source).expanduser(), steps=steps, is_all=is_all)
+    folder = Path(source).expanduser()
+    if folder.name == source and not folder.is_dir():
+        folder = find_run(source)
+    checkpoints = _chosen(folder, steps=steps, is_all=is_all)
     from telescope_train.checkpoints.export import export_checkpoint, hub_token
     from telescope_train.checkpoints.export import push as upload
     from telescope_train.checkpoints.folders import unproved
@@ -77,8 +86,9 @@ def export_command(
         _tell(unproved(checkpoint))
         target = checkpoint.export_path
         if output is not None:
-            folder = Path(output).expanduser()
-            target = folder if len(checkpoints) == 1 else folder / checkpoint.path.name
+            target = Path(output).expanduser()
+            if len(checkpoints) > 1:
+                target /= checkpoint.path.name
         done = export_checkpoint(checkpoint, target, dtype=dtype, max_shard_size=max_shard_size)
         row: dict[str, object] = {**asdict(done), "path": str(done.path)}
         if push is not None:

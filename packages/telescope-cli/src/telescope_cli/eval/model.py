@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from telescope_cli.eval.view import announced
 from telescope_core.base.errors import ConfigError, nearest
+from telescope_core.records.run_folder import where_its_model_is
 
 if TYPE_CHECKING:
     from telescope_train.inference.server import ServedModel
@@ -25,6 +26,8 @@ def model_folder(model: str | None) -> Path:
             f"model {model!r} is not a folder{_similar(folder)}; give the folder of a Hugging Face "
             "model, or --base-url of an endpoint that serves it"
         )
+    if (advice := where_its_model_is(folder)) is not None:
+        raise ConfigError(f"model folder {model!r} holds no model in Hugging Face format; {advice}")
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"model folder {model!r} has no config.json; expected a model in Hugging Face format"

@@ -6,6 +6,7 @@ what a resume has replaced.
 """
 
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -578,3 +579,17 @@ def _no_run(path: Path) -> str:
         f"{path} exists and is neither an empty folder nor the folder of a run; "
         "choose another name or output folder"
     )
+
+
+def where_its_model_is(folder: Path) -> str | None:
+    """Return the advice for a run or a checkpoint that was given as a model; None if it is none."""
+    if (folder / "run.json").is_file():
+        kind, exported = "a run", folder / "checkpoints" / "final" / "hf"
+    elif (folder / "checkpoint.json").is_file():
+        kind, exported = "a checkpoint", folder / "hf"
+    else:
+        return None
+    if (exported / "config.json").is_file():
+        return f"it is the folder of {kind}, whose model is {str(exported)!r}"
+    command = shlex.join(["telescope", "export", str(folder), "--output", "MODEL"])
+    return f"it is the folder of {kind}: run {command}, and give MODEL"

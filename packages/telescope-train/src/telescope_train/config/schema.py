@@ -193,7 +193,8 @@ class CheckpointSection(Section):
     checkpoint_save_training_state: bool = True
     """Save everything that a run needs to continue; false = weights alone, to export."""
     checkpoint_keep_last: Count | None = None
-    """Number of the newest checkpoints to keep during the run; null = all of them."""
+    """Number of the newest checkpoints to keep during the run, beside which `final` is kept too;
+    null = all of them."""
     checkpoint_keep_every: Count | None = None
     """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None

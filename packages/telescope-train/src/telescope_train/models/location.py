@@ -5,6 +5,7 @@ from pathlib import Path
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.file_proofs import SUMS, wrong_sums
 from telescope_core.records.files import read_json
+from telescope_core.records.run_folder import where_its_model_is
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of peft beside the weights of an adapter."""
@@ -18,6 +19,8 @@ def locate_model(name: str, *, output_dir: str = "runs") -> str:
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        if (advice := where_its_model_is(path)) is not None:
+            raise ConfigError(f"model {name!r} holds no model in Hugging Face format; {advice}")
         if (path / ADAPTER_CONFIG).is_file():
             raise ConfigError(_adapter(name, path))
         if not (path / "config.json").is_file():
