@@ -120,7 +120,7 @@ export function formatCell(value: unknown, name = ""): string {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-export function plural(count: number, one: string, many = `${one}s`): string {
+export function plural(count: Known, one: string, many = `${one}s`): string {
   return `${formatNumber(count)} ${count === 1 ? one : many}`;
 }
 

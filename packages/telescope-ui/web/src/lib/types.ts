@@ -287,8 +287,8 @@ export interface RolloutRow {
   golden_answers: Record<string, unknown>;
   info: { turn: number | null; key: string; value: unknown; kind: string }[];
   num_turns: number;
-  num_prompt_tokens: number;
-  num_completion_tokens: number;
+  num_prompt_tokens: number | null;
+  num_completion_tokens: number | null;
   is_truncated: boolean;
   is_refused: boolean;
   finish_reasons: string[];

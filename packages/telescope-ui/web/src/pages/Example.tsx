@@ -19,7 +19,7 @@ interface Row {
   attempt: number;
   status: string;
   reward: number | null;
-  num_completion_tokens: number;
+  num_completion_tokens: number | null;
   newest_version: number | null;
   address: string;
 }
