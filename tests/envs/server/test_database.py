@@ -132,6 +132,18 @@ def test_damage_is_found_before_anything_is_served(store, page):
         serve(hub, ServerOptions(), port=0, started=lambda address: pytest.fail("it was served"))
 
 
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_lost_records_are_not_replaced_by_none(store, is_emptied):
+    store.close()
+    path = store.data / FILE
+    path.unlink()
+    if is_emptied:
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=rf"{FILE} is missing or empty, .*from a backup"):
+            HubStore(store.data)
+
+
 def test_reading_changes_nothing_and_needs_no_files_beside_the_records(store):
     store.close()
     (store.data / "reserved.txt").unlink()

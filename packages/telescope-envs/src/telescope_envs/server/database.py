@@ -15,6 +15,7 @@ from telescope_core.base.errors import RegistryError
 from telescope_envs.records.files import replace_file, sha256_of
 
 FILE = "hub.sqlite3"
+ARTIFACTS = "artifacts"
 _MIGRATIONS = ("schema.sql", "suspensions.sql", "publishers.sql")
 """Migration scripts, in order; `user_version` counts those that ran on a database."""
 _BUSY_LIMIT_S = 10.0
@@ -197,6 +198,12 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
     had = _version(connection, path)
+    artifacts = path.with_name(ARTIFACTS)
+    if not had and any(artifacts.glob("*/*")):
+        raise RegistryError(
+            f"{path} is missing or empty, while {artifacts} holds the files of releases: a new "
+            f"database would lose all records; {_RESTORE}"
+        )
     for number, name in enumerate(_MIGRATIONS[had:], had + 1):
         script = (Path(__file__).parent / name).read_text(encoding="ascii")
         try:
@@ -216,7 +223,7 @@ class ArtifactFiles:
     """The files below `data/artifacts`; `data/incoming` holds files that are being written."""
 
     def __init__(self, data: Path) -> None:
-        self.root = data / "artifacts"
+        self.root = data / ARTIFACTS
         self.incoming = data / "incoming"
 
     def make_folders(self) -> None:
