@@ -2,6 +2,7 @@ import json
 import math
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,7 @@ def trained(config_file: Path, output: Path, *flags: str, killed_at: int | None 
 
 SAVED = ("--checkpoint_every", "5", "--num_examples", "20")
 LATEST = (*SAVED, "--resume_from_checkpoint", "latest")
+ELSEWHERE = "a machine that may be gone"
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -318,8 +320,10 @@ def test_checkpoint_settings_that_cannot_be_used(config_file, tmp_path, flags, m
     assert not (tmp_path / "warm").exists(), "no model is written"
 
 
-@pytest.mark.parametrize("flags", [[], ["--checkpoint_every", "2"], [*LATEST]])
-@pytest.mark.parametrize("host", [None, "a machine that may be gone"])
+@pytest.mark.parametrize(
+    ("flags", "host"),
+    [*product([[], ["--checkpoint_every", "2"]], [None, ELSEWHERE]), ([*LATEST], None)],
+)
 def test_an_output_that_another_training_writes_is_left_alone(config_file, tmp_path, flags, host):
     log = tmp_path / "warm-log"
     RunFolder.begin(log, name="warm").log_metrics({"step": 1})
@@ -335,6 +339,15 @@ def test_an_output_that_another_training_writes_is_left_alone(config_file, tmp_p
         run_sft(load_sft_config([config_file], flags))
     assert (f"remove {info}" in str(refused.value)) == (host is not None)
     assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_latest_goes_on_after_a_machine_that_cannot_be_asked(config_file, tmp_path):
+    info = tmp_path / "warm-log/run.json"
+    RunFolder.begin(info.parent, name="warm")
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"host": ELSEWHERE}))
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        run_sft(load_sft_config([config_file], [*LATEST]))
+    RunFolder.begin(info.parent, name="warm", has_ended_elsewhere=True)
 
 
 @pytest.mark.slow

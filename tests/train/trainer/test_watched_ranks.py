@@ -229,7 +229,7 @@ TOO_LARGE = torch.OutOfMemoryError(
         (RaySystemError("the raylet is gone"), RankDiedError, "was lost: RaySystemError"),
         (in_the_actor(LOST), RankDiedError, "was lost: ObjectLostError"),
         (FULL, NoRoomError, "Ray has no room for a batch or an answer of trainer rank 0: no room"),
-        (OutOfDiskError("the disk is full"), NoRoomError, "free space in .* with --resume"),
+        (OutOfDiskError("the disk is full"), NoRoomError, "free space in .* with another one"),
         (in_the_actor(FULL), NoRoomError, "Ray has no room"),
         (in_the_actor(ConfigError("lower it")), ConfigError, "^lower it$"),
         (

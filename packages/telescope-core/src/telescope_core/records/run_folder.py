@@ -149,16 +149,17 @@ class RunFolder:
         return run
 
     @classmethod
-    def begin(cls, path: Path, *, name: str) -> "RunFolder":
+    def begin(cls, path: Path, *, name: str, has_ended_elsewhere: bool = False) -> "RunFolder":
         """Record that `name` continues in `path` from now on; existing files stay.
 
         For training that keeps metrics alone, such as `telescope sft`. A finished run that ends
-        before `drop_after` is called is as it was. A run that is still running is refused.
+        before `drop_after` is called is as it was. A run that is still running is refused, see
+        `require_ended`.
         """
         path.mkdir(parents=True, exist_ok=True)
         run = cls(path)
         with claimed(path):
-            run.require_ended()
+            run.require_ended(has_ended_elsewhere=has_ended_elsewhere)
             if (read_json(path / "run.json") or {}).get("state") == RunState.FINISHED:
                 run._remember_finished()
             run._write_info(new_run_info(name))
@@ -297,14 +298,17 @@ class RunFolder:
         """Return the resolved settings, without secrets; empty when config.json cannot be read."""
         return without_secrets(read_json(self.path / "config.json") or {})
 
-    def require_ended(self) -> None:
+    def require_ended(self, *, has_ended_elsewhere: bool = False) -> None:
         """Raise ConfigError while training goes on here that `begin` started.
 
-        A folder without a run, or with a damaged `run.json`, counts as ended.
+        `has_ended_elsewhere` is a promise that it has ended if it was on another machine. A folder
+        without a run, or with a damaged `run.json`, counts as ended.
         """
         try:
             info = self.info()
         except ConfigError:
+            return
+        if has_ended_elsewhere and info.may_run_elsewhere:
             return
         if info.observed_state is RunState.RUNNING:
             gone = f"; if that machine is gone, remove {self.path / 'run.json'}"

@@ -28,6 +28,7 @@ from telescope_train.chat.supervised import end_note
 from telescope_train.chat.template import read_chat_template
 from telescope_train.chat.tokenizer import load_stop_ids, load_tokenizer
 from telescope_train.checkpoints.folders import RunCheckpoint, restore
+from telescope_train.checkpoints.resume import LATEST
 from telescope_train.checkpoints.saver import Checkpointer
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.placement import OWN_CLUSTER_S, Bundle, RankRoom, RoomRequest, reserve
@@ -102,7 +103,9 @@ def _run_sft(
     config: SftConfig, on_row: Callable[[SftRow], None], tell: Callable[[str], None]
 ) -> Path:
     output, folder = Path(config.output), log_folder(config).absolute()
-    RunFolder(folder).require_ended()
+    # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
+    goes_on = config.resume_from_checkpoint == LATEST
+    RunFolder(folder).require_ended(has_ended_elsewhere=goes_on)
     require_replaceable(output)
     if note := settings_found(config).note:
         tell(note)
@@ -121,7 +124,7 @@ def _run_sft(
         samples = dataset_samples(config, tokenizer, end_ids=ends)
     else:
         samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
-    run = RunFolder.begin(folder, name=output.name)
+    run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
     try:
         if config.make_tiny_model and point is None:
             make_tiny_model(config.model, seed=config.seed)
