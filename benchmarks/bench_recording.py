@@ -90,7 +90,7 @@ class Answers(ScriptedClient):
     """Answers at once with random letters, and says where the time of the call went."""
 
     def __init__(self, calls: SwitchedCalls, vocabulary: int) -> None:
-        super().__init__("")
+        super().__init__([])
         self._calls = calls
         self._vocabulary = vocabulary
         self._random = np.random.default_rng(0)

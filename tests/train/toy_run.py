@@ -60,7 +60,7 @@ class ToyPolicies(ScriptedClient):
     """
 
     def __init__(self, *, prompt_tokens: int = 5) -> None:
-        super().__init__("")
+        super().__init__([])
         self._prompt_tokens = prompt_tokens
 
     def policy(self, rollout_id: str, sampling: Sampling | None = None) -> Policy:
