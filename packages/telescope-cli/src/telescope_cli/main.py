@@ -24,7 +24,6 @@ from telescope_core.base.addresses import reached_directly
 from telescope_core.base.first_process import go_on_below_first
 from telescope_core.base.interrupts import Interrupted, asked, cut_short, taken
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE_PATHS = {
     errno.EROFS: "name a place that can be written",
     errno.EACCES: "name a path for which this user has the rights",
@@ -189,12 +188,13 @@ def _main(arguments: Sequence[str] | None) -> None:
 
 def _fail_for_system(error: OSError) -> None:
     """End with one sentence if the error is of the disk or of a path; return if it may be ours."""
+    from telescope_core.base.errors import NoRoomError
     from telescope_core.base.terminal import foreign
 
     # A stream that is written to, such as the standard output, is no file with a name.
     path = error.filename2 or error.filename
     place = foreign(os.fsdecode(path), _MOST_OF_PATH) if isinstance(path, str | bytes) else ""
-    if error.errno in NO_ROOM:
+    if error.errno in NoRoomError.CODES:
         _fail(f"cannot write {place or 'the output, or a file of a library'}: {error.strerror}", 1)
     if place and error.errno in UNUSABLE_PATHS:
         said = f"cannot use {place}: {error.strerror}; {UNUSABLE_PATHS[error.errno]}"

@@ -3,6 +3,7 @@
 The command line prints only the message and exits with `exit_code`. A traceback means a bug.
 """
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -155,6 +156,9 @@ class RolloutCrashError(ProcessDiedError):
 
 class NoRoomError(TelescopeError):
     """A file could not be written because there is no room for it."""
+
+    CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    """`errno` of a system error that means this."""
 
 
 class TooManyFailedError(TelescopeError):

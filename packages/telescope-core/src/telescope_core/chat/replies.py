@@ -127,16 +127,18 @@ AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 def read_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice of a reply without token ids; `where` is the URL for errors."""
     reply = _decode(_REPLY, content, "a chat completion", where)
-    num_prompt_tokens = _count(reply.usage, "prompt_tokens")
-    num_completion_tokens = _count(reply.usage, "completion_tokens")
-    is_counted = num_prompt_tokens is not None and num_completion_tokens is not None
+    num_prompt = _count(reply.usage, "prompt_tokens")
+    num_written = _count(reply.usage, "completion_tokens")
+    is_counted = True
+    if num_prompt is None or num_written is None:
+        num_prompt, num_written, is_counted = 0, 0, False
     choice = _checked(reply.choices, content, where)
     weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
     return Completion(
         message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
-        num_prompt_tokens=num_prompt_tokens or 0 if is_counted else 0,
-        num_completion_tokens=num_completion_tokens or 0 if is_counted else 0,
+        num_prompt_tokens=num_prompt,
+        num_completion_tokens=num_written,
         is_counted=is_counted,
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,

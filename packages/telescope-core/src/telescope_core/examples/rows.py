@@ -279,7 +279,10 @@ def _with_arguments_as_written(row: Row) -> Row:
 def _messages_as_written(value: Any) -> Any:
     """Return `value`, or if it is a list of messages, these without nulls in arguments."""
     if isinstance(value, list):
-        return [_messages_as_written(one) for one in cast(list[Any], value)]
+        items = cast(list[Any], value)
+        # Lists of numbers may be long, and hold no message.
+        holds_any = any(isinstance(one, dict | list) for one in items)
+        return [_messages_as_written(one) for one in items] if holds_any else items
     match value:
         case {"tool_calls": calls}:
             return {**value, "tool_calls": _messages_as_written(calls)}

@@ -75,12 +75,10 @@ def read_file(
     return b"".join(chunks)
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-
 def unwritable(what: str, error: OSError, advice: str) -> TelescopeError:
     """Return the error for `what` that cannot be written: there is no room, or no right to."""
-    kind = NoRoomError if error.errno in _NO_ROOM else ConfigError
+    is_full = error.errno in (*NoRoomError.CODES, errno.EROFS)
+    kind = NoRoomError if is_full else ConfigError
     return kind(f"{what} cannot be written: {error.strerror}; {advice}")
 
 
