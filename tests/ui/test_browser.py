@@ -470,7 +470,7 @@ def test_an_eval_without_a_run_is_read_down_to_a_rollout(tmp_path, page):
         page.click("a[href='/evals/late']")
         page.until(f"location.pathname === '/evals/late' && {SETTLED}")
         assert "What it was started with" in page.text()
-        page.click("td a[href*='/rollouts/']")
+        page.click("td a[href*='/evals/late/rollouts/']")
         page.until(f"location.pathname.startsWith('/evals/late/rollouts/') && {SETTLED}")
         page.click(".head a[href='/evals/late']")
         page.until(f"location.pathname === '/evals/late' && {SETTLED}")
