@@ -5,7 +5,13 @@ import os
 import sys
 
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.types import BlobResourceContents, ContentBlock, EmbeddedResource, ImageContent
+from mcp.types import (
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+)
 
 server = MCPServer("small", log_level="WARNING")
 notes: list[str] = []
@@ -43,6 +49,14 @@ def scan() -> list[ContentBlock]:
     odd = BlobResourceContents(uri="scan:b", blob="")
     picture = ImageContent(type="image", data="", mime_type="image/png")
     return [EmbeddedResource(resource=paper), EmbeddedResource(resource=odd), picture]
+
+
+@server.tool(structured_output=False)
+def look(picture: str) -> list[ContentBlock]:
+    """Return a picture between texts, and one that is none."""
+    images = [ImageContent(type="image", data=one, mime_type="image/png") for one in (picture, "")]
+    texts = [TextContent(type="text", text=one) for one in ("before", "after")]
+    return [texts[0], images[0], texts[1], images[1]]
 
 
 @server.tool()

@@ -10,10 +10,12 @@ import ssl
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.asking import ask
+from tests.core.pictures import png
 from tests.ports import free_port
 
 from telescope_core import (
@@ -25,6 +27,7 @@ from telescope_core import (
     ToolEnvironment,
     reward,
 )
+from telescope_core.images import image_of
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import open_environment
 from telescope_core.processes.settings import ProcessSettings
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = (sys.executable, str(Path(__file__).with_name("mcp_server.py")))
 
 
+PNG = image_of(png(255))
 NOBODY = f"http://127.0.0.1:{free_port()}/mcp"
 """An address where nothing listens."""
 
@@ -150,6 +154,19 @@ async def test_a_program_on_stdio(monkeypatch):
         assert responses(other) == ["c"], "the next rollout gets a new one"
     finally:
         await client.close()
+
+
+async def test_pictures_in_results_are_named_or_given_to_the_policy(address, monkeypatch):
+    call = tag("look", picture=PNG.data)
+    named = await play(environment_with(McpServer(url=address)), call)
+    assert responses(named) == ["before\n(image: image/png)\nafter\n(image: image/png)"]
+    seeing = environment_with(McpServer(url=address, images=True))
+    rollout = await play(seeing, call)
+    (message,) = [one for one in rollout.messages if one.images]
+    assert [replace(one, at=0) for one in message.images] == [PNG]
+    before, after = message.content[: message.images[0].at], message.content[message.images[0].at :]
+    assert before.endswith("before\n")
+    assert after.startswith("\nafter\n(image: image/png)")
 
 
 async def test_connections_of_many_rollouts_read_the_certificates_once(address, monkeypatch):

@@ -21,8 +21,9 @@ from telescope_core.base.errors import (
     ProcessDiedError,
     unknown_name,
 )
+from telescope_core.base.images import message_of, why_unusable
 from telescope_core.base.messages import json_object
-from telescope_core.base.types import JsonValue
+from telescope_core.base.types import Image, JsonValue, Message
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.tool_functions import (
     BadArgumentsError,
@@ -33,7 +34,7 @@ from telescope_core.environments.tool_functions import (
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, ImageContent
 
 _CONNECTION_CLOSED = -32000
 """JSON-RPC error code with which the `mcp` package reports a closed connection."""
@@ -63,6 +64,9 @@ class McpServer:
     all rollouts share one connection and any state that the server keeps."""
     startup_timeout_s: float = 30.0
     """Seconds within which the server must start and list its tools."""
+    images: bool = False
+    """Whether the policy gets the pictures in results. A model that reads text alone refuses them,
+    so otherwise they are only named."""
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or isinstance(self.only, str):
@@ -164,7 +168,7 @@ class McpConnection:
         if self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
 
-    async def call(self, name: str, text: str, episode: Episode[Any]) -> str:
+    async def call(self, name: str, text: str, episode: Episode[Any]) -> str | Message:
         """Call a tool by the name the server gives it, with arguments in JSON text.
 
         Raises ToolError when the server refuses the call, and ProcessDiedError when it is gone.
@@ -190,10 +194,12 @@ class McpConnection:
                 raise ToolError(error.message) from None
             self._closing.set()
             raise self._gone(error.message) from None
-        said = _text_of(result)
+        parts = _parts_of(result)
         if result.is_error:
-            raise ToolError(said)
-        return said
+            raise ToolError("\n".join(map(_named, parts)))
+        if self.server.images and any(isinstance(part, Image) for part in parts):
+            return message_of("tool", *[one for part in parts for one in ("\n", part)][1:])
+        return "\n".join(map(_named, parts))
 
     async def _hold(self) -> None:
         """Open the connection, set `tools` and `_client`, and hold it open until `close`."""
@@ -310,23 +316,34 @@ def _tls_context(certificates: str) -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def _text_of(result: "CallToolResult") -> str:
-    """Return the text of a result; other content is only named, as a text model cannot see it."""
+def _parts_of(result: "CallToolResult") -> list[str | Image]:
+    """Return the texts and pictures of a result; other content is only named."""
     from mcp.types import TextResourceContents
 
-    parts: list[str] = []
+    parts: list[str | Image] = []
     for block in result.content:
         if block.type == "text":
             parts.append(block.text)
+        elif block.type == "image" and (image := _image_of(block)):
+            parts.append(image)
         elif block.type == "resource" and isinstance(block.resource, TextResourceContents):
             parts.append(block.resource.text)
         else:
             source = block.resource if block.type == "resource" else block
-            kind = source.mime_type or "no type given"
-            parts.append(f"({block.type}: {kind})")
+            parts.append(f"({block.type}: {source.mime_type or 'no type given'})")
     if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
+        return [json.dumps(result.structured_content, ensure_ascii=False)]
+    return parts
+
+
+def _image_of(block: "ImageContent") -> Image | None:
+    """Return the picture of a block; None if no endpoint would take it."""
+    image = Image(media_type=block.mime_type, data=block.data)
+    return None if why_unusable(message_of("tool", image)) else image
+
+
+def _named(part: str | Image) -> str:
+    return part if isinstance(part, str) else f"(image: {part.media_type})"
 
 
 def _reason(error: BaseException, startup_timeout_s: float) -> str:
