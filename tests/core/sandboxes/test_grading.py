@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telescope_core.sandboxes import CallTest, SandboxError, SandboxSpec, StdinTest, grade_program
-from telescope_core.sandboxes.grading import same_json, same_output
+from telescope_core.sandboxes.grading import call_function, same_json, same_output
 
 ADD = "def add(a, b):\n    return a + b\n"
 CALLS = [CallTest(function="add", arguments=[n, 2], expected=n + 2) for n in (1, 5, -9)]
@@ -49,6 +49,31 @@ async def test_methods_classes_keywords_and_prints_of_the_program(box):
         expected=["aa", {"1": None}],
     )
     assert (await grade_program(box, program, [test])).passed
+
+
+HONEST = {
+    "begins with a byte order mark": f"\ufeff{ADD}",
+    "dataclasses of written types": (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Pair:\n    a: int\n    b: int\n"
+        "def add(a, b):\n    pair = Pair(a, b)\n    return pair.a + pair.b"
+    ),
+    "pickles its own": (
+        "import pickle\nclass Box:\n    def __init__(self, value): self.value = value\n"
+        "def add(a, b): return pickle.loads(pickle.dumps(Box(a + b))).value"
+    ),
+    "has its types read": (
+        "import typing\ndef add(a: 'Number', b: 'Number'): return a + b\nNumber = int\n"
+        "typing.get_type_hints(add)"
+    ),
+}
+
+
+@pytest.mark.parametrize("program", HONEST.values(), ids=HONEST)
+async def test_a_program_runs_as_it_would_in_a_file(box, program):
+    assert (await grade_program(box, program, CALLS[:1])).passed
+    called = await call_function(box, program, "add", [(1, 2)])
+    assert called.values == (3,), called
 
 
 CHEATS = {

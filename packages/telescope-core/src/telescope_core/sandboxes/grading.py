@@ -22,7 +22,9 @@ import json, os, sys
 _out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 _given = json.loads(sys.stdin.read())
-_space = {"__name__": "solution"}
+# A module, because pickle and dataclasses look in it for what the program defines.
+_module = sys.modules["solution"] = type(sys)("solution")
+_space = vars(_module)
 exec(compile(_given["program"], "solution.py", "exec"), _space)
 _first, *_rest = _given["function"].split(".")
 _called = _space[_first]
@@ -32,6 +34,8 @@ _value = _called(*_given["arguments"], **_given["keywords"])
 json.dump({"value": _value}, _out)
 _out.flush()
 """
+_MARK = "\ufeff"
+"""Begins some files of text. Python takes it in a file, and not in a text."""
 _MAX_SAID = 400
 MAX_PROGRAM_BYTES = 100_000
 """Linux takes 128 KiB in one argument of a command."""
@@ -111,6 +115,7 @@ async def grade_program(
     above 0. Raises SandboxError only if the provider failed.
     """
     outcomes: list[HiddenTestOutcome] = []
+    program = program.removeprefix(_MARK)
     unfit = why_not_run(program)
     for test in tests:
         if unfit:
@@ -294,7 +299,9 @@ def _decoded(value, _many=_many):
     return _many[name](_decoded(one) for one in inner)
 _given = json.loads(sys.stdin.read())
 _dump = json.dump
-_space = {"__name__": "solution"}
+# A module, because pickle and dataclasses look in it for what the program defines.
+_module = sys.modules["solution"] = type(sys)("solution")
+_space = vars(_module)
 exec(compile(_given["program"], "solution.py", "exec"), _space)
 _function = _space[_given["function"]]
 _values = [_encoded(_function(*_decoded(one))) for one in _given["calls"]]
@@ -326,6 +333,7 @@ async def call_function(
     Arguments and values are None, bool, int, float, str, and lists, tuples, sets and dictionaries
     of them. `timeout_s` is for all calls together. Raises SandboxError only if the provider failed.
     """
+    program = program.removeprefix(_MARK)
     unfit = why_not_run(program)
     if unfit:
         return Returned(reason=unfit)
