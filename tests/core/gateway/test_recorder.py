@@ -6,15 +6,16 @@ import pytest
 
 from telescope_core.errors import ContextLengthError, EndpointError
 from telescope_core.gateway.policies import Recorder
-from telescope_core.types import Completion, Message, ToolCall, Turn
+from telescope_core.types import Completion, Image, Message, ToolCall, Turn
 
 HI = Message(role="user", content="hi")
 SAID = Message(
     role="assistant",
     content="so",
     reasoning="hm",
-    tool_calls=(ToolCall(id="c", name="f", arguments="{}"),),
+    tool_calls=(ToolCall(id="c", name="f", arguments='{"a": 1, "b": 2}'),),
 )
+NO = Message(role="assistant", content="", refusal="no")
 GO_ON = Message(role="tool", content="1", tool_call_id="c")
 FULL = ContextLengthError("a prompt of 90 tokens, but max_model_len is 64")
 BROKEN = EndpointError("no answer")
@@ -95,12 +96,69 @@ def test_a_shorter_or_other_history_begins_a_conversation():
     assert [len(one) for one in recorder.conversations] == [2, 2, 4]
 
 
+def test_a_history_goes_on_from_the_longest_conversation_that_it_has():
+    recorder = Recorder()
+    other = replace(GO_ON, content="2")
+    recorder.heard([HI], answer())
+    recorder.heard([HI, SAID, GO_ON], answer())
+    recorder.heard([HI], answer())
+    recorder.heard([HI, SAID, GO_ON, SAID, other], answer())
+    recorder.heard([HI, SAID, other], answer())
+    assert [len(one) for one in recorder.conversations] == [6, 4]
+
+
+IMAGES = [
+    replace(HI, images=(Image(media_type="image/png", data=data),)) for data in ("AAAA", "BBBB")
+]
+CALLS = [
+    replace(SAID, tool_calls=(ToolCall(id="c", name="f", arguments=arguments),))
+    for arguments in ('{"city": "Paris"}', '{"city": "Rome"}')
+]
+SPACED = [replace(SAID, content="so "), SAID]
+THOUGHTS = [SAID, replace(SAID, reasoning="other")]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [(one, SAID) for one in IMAGES],
+        *([(HI, said) for said in two] for two in (CALLS, SPACED, THOUGHTS)),
+    ],
+)
+def test_of_two_branches_the_one_that_was_sent_back_goes_on(branches, place):
+    recorder = Recorder()
+    for asked, said in branches:
+        recorder.heard([asked], answer(said))
+    recorder.heard([*branches[place], GO_ON], answer())
+    ends = [2, 2]
+    ends[place] = 4
+    assert [len(one) for one in recorder.conversations] == ends
+    assert recorder.conversations[place][:2] == branches[place]
+
+
+def test_of_two_equal_conversations_the_latest_goes_on():
+    recorder = Recorder()
+    recorder.heard([HI], answer())
+    recorder.heard([HI], answer())
+    recorder.heard([HI, SAID, GO_ON], answer())
+    assert [len(one) for one in recorder.conversations] == [2, 4]
+
+
 IN_ITS_OWN_WORDS = [
-    replace(SAID, content=" so\n"),
-    replace(SAID, tool_calls=(ToolCall(id="c", name="f", arguments='{"a": 1}'),)),
-    replace(SAID, reasoning="other"),
+    (SAID, replace(SAID, content=" so\n")),
+    (SAID, replace(SAID, reasoning="")),
+    (
+        SAID,
+        replace(SAID, tool_calls=(ToolCall(id="c", name="f", arguments='{"b":2,"a":1.0}'),)),
+    ),
+    (NO, replace(NO, refusal="")),
+    (NO, replace(NO, content="no", refusal="")),
 ]
 ANOTHER = [
+    replace(SAID, reasoning="other"),
+    replace(SAID, tool_calls=(ToolCall(id="c", name="f", arguments='{"a": 2, "b": 2}'),)),
+    replace(SAID, images=IMAGES[0].images),
     replace(SAID, role="user"),
     replace(SAID, content="not so"),
     replace(SAID, tool_calls=()),
@@ -110,14 +168,14 @@ ANOTHER = [
 ]
 
 
-@pytest.mark.parametrize("sent", IN_ITS_OWN_WORDS)
-def test_a_message_in_the_words_of_a_program_is_the_same(sent):
+@pytest.mark.parametrize(("said", "sent"), IN_ITS_OWN_WORDS)
+def test_a_message_in_the_words_of_a_program_is_the_same(said, sent):
     recorder = Recorder()
-    recorder.heard([HI], answer())
+    recorder.heard([HI], answer(said))
     recorder.heard([HI, sent, GO_ON], answer())
     assert len(recorder.conversations) == 1
     # What was answered is kept, and not what the program made of it.
-    assert recorder.conversations[0][1] == SAID
+    assert recorder.conversations[0][1] == said
 
 
 @pytest.mark.parametrize("sent", ANOTHER)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from operator import eq
 from typing import Any, cast
 
 from telescope_core.base.errors import (
@@ -46,6 +47,7 @@ from telescope_core.gateway.request import (
     include_usage,
     max_tokens_of,
 )
+from telescope_core.parsers.tool_calls import canonical_arguments
 
 
 class Recorder:
@@ -98,23 +100,56 @@ class Recorder:
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:
         """Record a program's request at the endpoint, and its answer."""
-        for said in self._conversations:
-            if len(said) <= len(asked) and all(map(_is_same, said, asked)):
-                self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))
-                said += (*asked[len(said) :], completion.message)
-                return
-        self._conversations.append([*asked, completion.message])
+        said = self._continued(asked)
+        if said is None:
+            self._conversations.append([*asked, completion.message])
+            return
+        self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))
+        said += (*asked[len(said) :], completion.message)
+
+    def _continued(self, asked: Sequence[Message]) -> list[Message] | None:
+        """Return the conversation that `asked` goes on from; None if it goes on from none.
+
+        Several may be the same but for their form, such as those of a program that asked the same
+        thing twice. The longest is taken, of these the one with the most messages that came back
+        as they were, and of these the latest, which the tokens of training go on from too.
+        """
+        fitting = [
+            said
+            for said in reversed(self._conversations)
+            if len(said) <= len(asked) and all(map(_is_same, said, asked))
+        ]
+        return max(fitting, key=lambda said: (len(said), sum(map(eq, said, asked))), default=None)
 
 
 def _is_same(known: Message, sent: Message) -> bool:
-    """Return whether a program sends back a message that it received, perhaps reformatted."""
-    return known == sent or _key(known) == _key(sent)
+    """Return whether a program sends back a message that it received, perhaps reformatted.
+
+    Only thinking and a refusal may be missing in what it sends back.
+    """
+    return known == sent or (
+        known.role == sent.role
+        and known.tool_call_id == sent.tool_call_id
+        # Anthropic's API has no other place for a refusal than the content.
+        and sent.content.strip()
+        in (known.content.strip(), (known.content or known.refusal).strip())
+        and _is_same_or_missing(known.reasoning, sent.reasoning)
+        and _is_same_or_missing(known.refusal, sent.refusal)
+        and _pictures(known) == _pictures(sent)
+        and (known.tool_calls == sent.tool_calls or _calls(known) == _calls(sent))
+    )
 
 
-def _key(message: Message) -> tuple[object, ...]:
-    """Return what identifies a message in a history that a program sends back."""
-    calls = tuple((call.id, call.name) for call in message.tool_calls)
-    return (message.role, message.content.strip(), calls, message.tool_call_id)
+def _is_same_or_missing(known: str, sent: str) -> bool:
+    return not known or not sent or known.strip() == sent.strip()
+
+
+def _pictures(message: Message) -> list[tuple[str, str]]:
+    return [(image.media_type, image.data) for image in message.images]
+
+
+def _calls(message: Message) -> list[tuple[str, str, str]]:
+    return [(one.id, one.name, canonical_arguments(one.arguments)) for one in message.tool_calls]
 
 
 def _lost_thinking(known: Message, sent: Message) -> bool:

@@ -147,6 +147,29 @@ def decode_json(text: str, start: int) -> tuple[JsonValue, int]:
     return value, stop
 
 
+def canonical_arguments(text: str) -> str:
+    """Return the arguments of a call in the one form in which equal JSON is equal text.
+
+    Text that is no JSON stays as it is, without the white space around it.
+    """
+    try:
+        value = load_json(text.strip() or "{}")
+    except ValueError:
+        return text.strip()
+    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+
+
+def _with_whole_numbers(value: JsonValue) -> JsonValue:
+    """Write 1.0 as 1, because some languages do so."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(one) for key, one in value.items()}
+    return value
+
+
 def dump_json(value: JsonValue) -> str:
     """Return JSON text that can be encoded; half a surrogate pair is written as an escape."""
     text = json.dumps(value, ensure_ascii=False)

@@ -4,14 +4,13 @@ No text of the model is lost. Text that cannot be read as a call stays in the me
 name of a call can be read, it becomes a call with the arguments as written, which the tool refuses.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from telescope_core.base.types import JsonValue, Message, ToolCall
-from telescope_core.parsers.tool_calls import CallText, load_json
+from telescope_core.parsers.tool_calls import CallText, canonical_arguments
 
 ToolSchemas = Sequence[Mapping[str, JsonValue]]
 
@@ -119,19 +118,4 @@ def same_words(one: Message, other: Message) -> bool:
 
 
 def _said(call: ToolCall) -> tuple[str, str]:
-    try:
-        value = load_json(call.arguments.strip() or "{}")
-    except ValueError:
-        return call.name, call.arguments.strip()
-    return call.name, json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: JsonValue) -> JsonValue:
-    """Write 1.0 as 1, because some languages do so."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return value
+    return call.name, canonical_arguments(call.arguments)
