@@ -25,7 +25,7 @@ from telescope_core.reports.rollouts_html import Pictures, sample
 from telescope_core.types import Sampling
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
-from loopback_endpoint import reply, serving
+from loopback_endpoint import ASK, reply, serving
 
 SETTINGS = EvalSettings(
     num_examples=1,
@@ -226,6 +226,60 @@ async def test_a_stream_is_answered_in_the_same_words():
     async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
         assert "stream" not in endpoint.requests[0]
     assert (row.reward, row.num_turns) == (1.0, 1)
+
+
+LOGPROB = {"token": "fine", "logprob": -0.5, "bytes": [102], "top_logprobs": []}
+
+
+def with_logprobs(*entries):
+    answer = reply("fine")
+    answer["choices"][0]["logprobs"] = {"content": [*entries], "refusal": None}
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_logprobs_are_passed_on_and_come_back(api, stream):
+    async def chat(client, model):
+        ask = [{"role": "user", "content": "hi"}]
+        asked = {"model": model, "messages": ask, "logprobs": True, "top_logprobs": 0}
+        if not stream:
+            return (await client.chat.completions.create(**asked)).choices[0].logprobs
+        async with client.chat.completions.stream(**asked) as events:
+            return (await events.get_final_completion()).choices[0].logprobs
+
+    async def responses(client, model):
+        asked = {"input": "hi", "include": ["message.output_text.logprobs"], "model": model}
+        if not stream:
+            answer = await client.responses.create(**asked)
+        else:
+            async with client.responses.stream(**asked) as events:
+                seen = [event async for event in events]
+            (delta,) = (one for one in seen if one.type == "response.output_text.delta")
+            assert [one.token for one in delta.logprobs] == ["fine"]
+            answer = seen[-1].response
+        (item,) = answer.output
+        return item.content[0]
+
+    async def program(client, model):
+        said = await (chat if api == "chat" else responses)(client, model)
+        found = said.content if api == "chat" else said.logprobs
+        assert [one.model_dump() for one in found] == [LOGPROB]
+        return "fine"
+
+    async with evaluated(program, with_logprobs(LOGPROB)) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert row.reward == 1.0, row.error
+    assert sent["logprobs"] is True
+    assert "include" not in sent
+
+
+async def test_turns_do_not_keep_the_logprobs_of_an_endpoint():
+    async with serving(with_logprobs(LOGPROB)) as (_, client), forwarding(client) as policies:
+        policy = policies.policy("r", SETTINGS.sampling)
+        completion = await policy.complete(ASK, SETTINGS.sampling)
+    assert json.loads(completion.logprobs_json) == {"content": [LOGPROB], "refusal": None}
+    assert policy.turns[0].completion.logprobs_json == ""
 
 
 @pytest.mark.parametrize(

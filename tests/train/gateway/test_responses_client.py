@@ -179,6 +179,7 @@ REFUSED = [
     ({"input": [CALL, ASK]}, "messages", "results are missing before input[1] (user)"),
     ({"input": [{**CALL, "name": None}, ASK]}, "input[0].tool_calls[0]", "arguments as JSON"),
     ({"input": [{"type": "reasoning", "encrypted_content": "gAAA"}, ASK]}, "input[0]", "came"),
+    ({"include": ["message.output_text.logprobs"]}, "include", "recorded for training"),
 ]
 
 

@@ -217,6 +217,9 @@ class Completion:
     """Whether P and C are known; both are 0 where the endpoint did not say them."""
     num_retries: int = 0
     """Times that the request was sent again before this answer came."""
+    logprobs_json: str = ""
+    """The log-probs of a choice as the endpoint sent them, for the program that asked for them;
+    empty = none came. A `Turn` does not keep them."""
 
     @property
     def prompt_ids(self) -> "array[int]":

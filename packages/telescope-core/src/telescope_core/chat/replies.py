@@ -87,6 +87,14 @@ class _Reply(msgspec.Struct, frozen=True):
     system_fingerprint: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _PassedChoice(_Choice):
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _PassedReply(_Reply, frozen=True):
+    choices: Sequence[_PassedChoice]
+
+
 class _TokenLogprob(msgspec.Struct, gc=False):
     logprob: float
 
@@ -113,7 +121,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-_REPLY = msgspec.json.Decoder(_Reply)
+_REPLY = msgspec.json.Decoder(_PassedReply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
 _MODELS = msgspec.json.Decoder(_Models)
 _WEIGHTS = re.compile(rb'"weights-(\d{1,9})-(\d{1,9})"')
@@ -134,6 +142,7 @@ def read_completion(content: bytes, *, where: str) -> Completion:
         num_prompt, num_written, is_counted = 0, 0, False
     choice = _checked(reply.choices, content, where)
     weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
+    logprobs = bytes(choice.logprobs).decode(errors="replace")
     return Completion(
         message=_message(choice.message, where),
         finish_reason=_finish_reason(choice),
@@ -142,6 +151,7 @@ def read_completion(content: bytes, *, where: str) -> Completion:
         is_counted=is_counted,
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,
+        logprobs_json="" if logprobs == "null" else logprobs,
     )
 
 

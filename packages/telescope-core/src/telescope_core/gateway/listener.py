@@ -34,7 +34,7 @@ def reply_json(completion: Completion, *, model: str) -> dict[str, Any]:
     choice = {
         "index": 0,
         "message": _message(completion.message),
-        "logprobs": None,
+        "logprobs": _logprobs(completion),
         "finish_reason": completion.finish_reason,
     }
     head = _head(completion, "chat.completion", model)
@@ -49,7 +49,14 @@ def event_stream(completion: Completion, *, model: str, include_usage: bool) -> 
     chunks = [
         {
             **head,
-            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}],
+            "choices": [
+                {
+                    "index": 0,
+                    "delta": delta,
+                    "logprobs": _logprobs(completion) if reason else None,
+                    "finish_reason": reason,
+                }
+            ],
         }
         for delta, reason in _deltas(completion)
     ]
@@ -82,6 +89,10 @@ def _message(message: Message) -> dict[str, Any]:
     if message.tool_calls:
         fields["tool_calls"] = [_call(call) for call in message.tool_calls]
     return fields
+
+
+def _logprobs(completion: Completion) -> msgspec.Raw | None:
+    return msgspec.Raw(completion.logprobs_json) if completion.logprobs_json else None
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

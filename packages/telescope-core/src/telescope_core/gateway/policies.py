@@ -293,7 +293,7 @@ class ForwardingPolicy(RecordingPolicy):
             # One that is cancelled stays: its trouble may be why the deadline passed.
             self._waiting.remove(watch)
         turn = Turn(
-            completion=completion,
+            completion=replace(completion, logprobs_json=""),
             started_s=started_s,
             ended_s=time.monotonic(),
             temperature=sampling.temperature,

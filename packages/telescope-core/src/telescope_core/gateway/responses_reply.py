@@ -4,7 +4,7 @@ import base64
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -94,6 +94,7 @@ def _items(completion: Completion) -> Iterator[dict[str, Any]]:
         }
     if message.content or message.refusal or not message.tool_calls:
         text: dict[str, Any] = {"type": "output_text", "text": message.content, "annotations": []}
+        text["logprobs"] = _logprobs(completion)
         part = {"type": "refusal", "refusal": message.refusal} if message.refusal else text
         yield {
             "type": "message",
@@ -113,10 +114,24 @@ def _items(completion: Completion) -> Iterator[dict[str, Any]]:
         }
 
 
+def _logprobs(completion: Completion) -> list[Any]:
+    """Return the log-probs of the tokens of the text, whose form is that of the chat API."""
+    try:
+        match msgspec.json.decode(completion.logprobs_json or "null"):
+            case {"content": list(found)}:
+                return cast(list[Any], found)
+            case _:
+                return []
+    except RecursionError:
+        return []
+
+
 def _of_item(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the stream events of one item of the output."""
     where = {"item_id": item["id"]}
     empty = {**item, "status": "in_progress"}
+    more: dict[str, Any] = {}
+    part: dict[str, Any] = {}
     if item["type"] == "function_call":
         kind, text, name = "response.function_call_arguments", item["arguments"], "arguments"
         empty["arguments"] = ""
@@ -128,13 +143,14 @@ def _of_item(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         empty["content"] = []
         where["content_index"] = 0
     yield {"type": "response.output_item.added", "item": empty}
-    opened = {**where, "part": {**item["content"][0], name: ""}} if "content" in item else None
-    if opened:
-        yield {"type": "response.content_part.added", **opened}
-    more: dict[str, Any] = {"logprobs": []} if kind == "response.output_text" else {}
+    if part:
+        opened = {**part, name: ""}
+        if "logprobs" in part:
+            opened["logprobs"], more = [], {"logprobs": part["logprobs"]}
+        yield {"type": "response.content_part.added", **where, "part": opened}
     yield {"type": f"{kind}.delta", **where, **more, "delta": text}
     ended = {"name": item["name"]} if item["type"] == "function_call" else more
     yield {"type": f"{kind}.done", **where, **ended, name: text}
-    if opened:
-        yield {"type": "response.content_part.done", **where, "part": item["content"][0]}
+    if part:
+        yield {"type": "response.content_part.done", **where, "part": part}
     yield {"type": "response.output_item.done", "item": item}

@@ -19,6 +19,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "verbosity": "text.verbosity",
+    "logprobs": "include",
     "tool_call_id": "call_id",
 }
 """Name in the chat API -> name here."""
@@ -30,6 +31,8 @@ _SAME = (
 _LABELS = ("include", "store", "reasoning", "stream_options", "client_metadata")
 """Parameters that are accepted without effect. The run's chat template decides whether the model
 thinks."""
+_LOGPROBS = "message.output_text.logprobs"
+"""The entry of `include` that asks for log-probs."""
 _REFUSED = {
     "previous_response_id": "nothing is stored; send the whole history as input",
     "conversation": "nothing is stored; send the whole history as input",
@@ -61,10 +64,14 @@ def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     if given.get("truncation", "disabled") != "disabled":
         raise unsupported("truncation", "the program shortens its history itself; leave it out")
     placed = _messages(given.get("instructions"), given.get("input"))
-    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    renamed = {**dict.fromkeys(_SAME), "max_output_tokens": "max_tokens"}
+    fields: dict[str, Any] = {
+        chat or name: given[name] for name, chat in renamed.items() if name in given
+    }
     fields["messages"] = chat_messages(placed)
-    if "max_output_tokens" in given:
-        fields["max_tokens"] = given["max_output_tokens"]
+    included: object = given.get("include")
+    if given.get("top_logprobs") or (isinstance(included, list) and _LOGPROBS in included):
+        fields["logprobs"] = True
     if tools := given.get("tools"):
         fields["tools"] = _tools(tools)
     if "tool_choice" in given:
