@@ -228,6 +228,13 @@ async def test_a_stream_is_answered_in_the_same_words():
     assert (row.reward, row.num_turns) == (1.0, 1)
 
 
+FUNCTION = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CUSTOM = {"type": "custom", "custom": {"name": "sh", "input": "ls"}}
+CALLED = [
+    {"role": "assistant", "tool_calls": [FUNCTION, {"id": "2", **CUSTOM}]},
+    {"role": "tool", "tool_call_id": "1", "content": "1"},
+    {"role": "tool", "tool_call_id": "2", "content": "2"},
+]
 LOGPROB = {"token": "fine", "logprob": -0.5, "bytes": [102], "top_logprobs": []}
 
 
@@ -288,6 +295,8 @@ async def test_turns_do_not_keep_the_logprobs_of_an_endpoint():
         ({"n": 2}, "a request gets one answer"),
         ({"modalities": ["text", "audio"]}, "text alone"),
         ({"model": "other"}, "there is no model 'other' here"),
+        ({"tools": [CUSTOM]}, r"tools\[0\].type: 'custom' is not run here"),
+        ({"messages": CALLED}, r"messages\[0\].tool_calls\[1\].type: a call of type 'custom'"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused_by_name(fields, said):

@@ -36,8 +36,7 @@ class _Function(msgspec.Struct):
 
 class _ToolCall(msgspec.Struct):
     function: _Function | None = None
-    custom: msgspec.Raw = msgspec.Raw(b"null")
-    """What a call of another type has in place of a function."""
+    type: str | None = None
     id: str | None = None
 
 
@@ -273,6 +272,12 @@ def _message(message: _Message, where: str) -> Message:
     calls = message.tool_calls or []
     if message.function_call is not None and not calls:
         calls = [_ToolCall(function=message.function_call)]
+    for call in calls:
+        if call.function is None and call.type not in (None, "", "function"):
+            raise EndpointError(
+                f"{where} answered with a call of type {call.type!r:.80}; expected calls of type "
+                "'function': offer functions alone, or name a model that calls them"
+            )
     ids = [call.id for call in calls]
     return Message(
         role="assistant",
@@ -300,7 +305,7 @@ def _joined(parts: Sequence[_Part], kind: Literal["text", "thinking", "refusal"]
 
 def _arguments(call: _ToolCall) -> str:
     """Return the arguments as JSON text; empty for none."""
-    raw = bytes(call.custom if call.function is None else call.function.arguments)
+    raw = b"null" if call.function is None else bytes(call.function.arguments)
     if raw.startswith(b'"'):
         return msgspec.json.decode(raw, type=str)
     return "" if raw == b"null" else raw.decode()

@@ -235,7 +235,7 @@ def _recorded(plain: object, where: str) -> Message:
         role=role,
         content=content,
         reasoning=thinking if isinstance(thinking, str) else "",
-        tool_calls=_recorded_calls(fields.get("tool_calls")),
+        tool_calls=_recorded_calls(fields.get("tool_calls"), f"{where}.tool_calls"),
         tool_call_id=call_id if isinstance(call_id, str) else None,
         refusal=_recorded_content(fields.get("refusal"))[0],
         images=images,
@@ -269,14 +269,20 @@ def _recorded_part(part: object) -> str:
             return "[part]"
 
 
-def _recorded_calls(calls: object) -> tuple[ToolCall, ...]:
+def _recorded_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
     found: list[ToolCall] = []
-    for call in cast(list[object], calls) if isinstance(calls, list) else ():
+    listed = cast(list[object], calls) if isinstance(calls, list) else ()
+    for number, call in enumerate(listed):
         match call:
             case {"function": {"name": str(name)}}:
                 fields = cast(dict[str, Any], call)
                 arguments = str(fields["function"].get("arguments") or "{}")
                 found.append(ToolCall(id=str(fields.get("id", "")), name=name, arguments=arguments))
+            case {"type": str(kind)} if kind != "function":
+                raise unsupported(
+                    f"{where}[{number}].type",
+                    f"a call of type {kind!r:.80} cannot be recorded; send calls of functions",
+                )
             case _:
                 continue
     return tuple(found)

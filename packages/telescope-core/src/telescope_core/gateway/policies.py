@@ -46,6 +46,7 @@ from telescope_core.gateway.request import (
     given_fields,
     include_usage,
     max_tokens_of,
+    read_tools,
 )
 from telescope_core.parsers.tool_calls import canonical_arguments
 
@@ -315,6 +316,8 @@ def read_forwarded(body: object, own: Sampling, *, model: str) -> ChatRequest:
         changes_nothing, why = NEUTRAL[name]
         if name in given and not is_empty(given[name]) and not changes_nothing(given[name]):
             raise unsupported(name, why)
+    if tools := given.get("tools"):
+        read_tools(tools)
     stream = flag(given, "stream")
     options = include_usage(given.get("stream_options"), stream=stream)
     fields = _filled_in(given, own)
