@@ -202,6 +202,25 @@ async def test_a_program_that_speaks_anthropic_is_passed_on_as_a_chat_request():
     ]
 
 
+async def test_allowed_tools_of_responses_are_passed_on_in_the_form_of_the_chat_api():
+    async def program(client, model):
+        named = {"type": "function", "name": "f"}
+        answer = await client.responses.create(
+            model=model,
+            input="hi",
+            tools=[{**named, "parameters": {"type": "object"}}],
+            tool_choice={"type": "allowed_tools", "mode": "required", "tools": [named]},
+        )
+        return answer.output_text
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert row.reward == 1.0, row.error
+    function = {"type": "function", "function": {"name": "f"}}
+    allowed = {"mode": "required", "tools": [function]}
+    assert sent["tool_choice"] == {"type": "allowed_tools", "allowed_tools": allowed}
+
+
 async def test_the_limit_of_the_eval_holds_for_programs_too():
     async def program(client, model):
         ask = [{"role": "user", "content": "hi"}]

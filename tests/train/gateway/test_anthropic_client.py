@@ -324,6 +324,11 @@ REFUSED = [
         "output_config.format",
         "in the prompt",
     ),
+    (
+        {"output_config": {"format": {"type": "grammar", "schema": {}}}},
+        "output_config.format",
+        "must be json_schema, got 'grammar'",
+    ),
     ({"output_config": {"size": 3}}, "output_config.size", "leave it out"),
     ({"context_management": CUT}, "context_management.edits.0", "send it as"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "offer tools"),

@@ -158,6 +158,8 @@ def read(**fields):
 
 ASK = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+NAMED = {"type": "function", "name": "add"}
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 REFUSED = [
     ({"conversation": "c"}, "conversation", "as input"),
     ({"background": True}, "background", "leave it out"),
@@ -167,6 +169,12 @@ REFUSED = [
     ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "as a function"),
     ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "use 'auto'"),
+    ({"tool_choice": {**ALLOWED, "tools": [NAMED]}, "tools": TOOLS}, "tool_choice", "use 'auto'"),
+    ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice", "'mcp' is not run here"),
+    ({"tool_choice": {**ALLOWED, "tools": [{"type": "mcp"}]}}, "tool_choice.tools[0]", "function"),
+    ({"tool_choice": {**ALLOWED, "tools": ["add"]}}, "tool_choice.tools[0]", "'name': ..."),
+    ({"tool_choice": ALLOWED}, "tool_choice", "a list of tools"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", "'name': ..."),
     ({"temprature": 0.3}, "temprature", "did you mean temperature"),
     ({"instructions": ["x"]}, "instructions", "text"),
     ({"input": []}, "input", "at least one"),

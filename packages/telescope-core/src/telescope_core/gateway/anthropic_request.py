@@ -118,6 +118,9 @@ def _output_format(given: Mapping[str, Any]) -> dict[str, Any]:
     form: object = given.get("output_format") or cast(dict[str, Any], config).get("format") or {}
     if not isinstance(form, dict):
         raise wrong("output_config.format", "an object", form)
+    kind = cast(dict[str, Any], form).get("type", "json_schema")
+    if kind != "json_schema":
+        raise unsupported("output_config.format", f"the type must be json_schema, got {kind!r:.80}")
     return cast(dict[str, Any], form)
 
 

@@ -126,10 +126,27 @@ def _tools(plain: object) -> list[dict[str, Any]]:
 
 def _tool_choice(plain: object) -> object:
     match plain:
+        case str():
+            return plain
+        case {"type": "allowed_tools", "mode": str(mode), "tools": list()}:
+            tools = cast(list[object], cast(dict[str, Any], plain)["tools"])
+            named = [_named(one, f"tool_choice.tools[{at}]") for at, one in enumerate(tools)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        case {"type": "allowed_tools"}:
+            raise wrong("tool_choice", "allowed_tools with a mode and a list of tools", plain)
+        case _:
+            return _named(plain, "tool_choice")
+
+
+def _named(plain: object, where: str) -> dict[str, Any]:
+    """Return in the form of the chat API what names a function."""
+    match plain:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
+        case {"type": str(kind)} if kind != "function":
+            raise unsupported(where, f"{kind!r:.80} is not run here; name a function")
         case _:
-            return plain
+            raise wrong(where, "such as {'type': 'function', 'name': ...}", plain)
 
 
 def _messages(instructions: object, plain: object) -> list[Placed]:
