@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anthropic
+import httpx
 import openai
 import pytest
 from tests.core.one_rollout import let_time_pass, wait_for_ever
@@ -200,6 +201,67 @@ async def test_a_program_that_speaks_anthropic_is_passed_on_as_a_chat_request():
     assert sent["tools"] == [
         {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     ]
+
+
+DETAILS = {
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+NO_DETAILS = {
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
+}
+APIS = [
+    ("chat/completions", {}),
+    ("responses", {"messages": None, "input": "hi"}),
+    ("messages", {}),
+]
+
+
+async def used(client, path, body, stream):
+    """Return the usage of an answer to `body`, from the last event of a stream that has one."""
+    if not stream:
+        return (await client.post(path, body=body, cast_to=httpx.Response)).json()["usage"]
+    options = {"stream_options": {"include_usage": True}} if "chat" in path else {}
+    body = {**body, "stream": True, **options}
+    answer = await client.post(path, body=body, cast_to=httpx.Response)
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "usage" in line]
+    last = json.loads(lines[-1])
+    return last.get("response", last)["usage"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("details", "chat", "cached", "thought"),
+    [
+        ({}, {}, 0, 0),
+        ({"prompt_tokens_details": None, "completion_tokens_details": "?"}, {}, 0, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 6}}, {}, 0, 0),
+        (DETAILS, DETAILS, 4, 1),
+        (NO_DETAILS, NO_DETAILS, 0, 0),
+    ],
+)
+async def test_cached_and_thinking_tokens_are_those_of_the_endpoint(
+    details, chat, cached, thought, stream
+):
+    async def program(client, model):
+        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        counted = [await used(client, f"/{path}", {**asked, **more}, stream) for path, more in APIS]
+        of_chat, of_responses, of_anthropic = counted
+        assert {name: of for name, of in of_chat.items() if name.endswith("details")} == chat
+        assert of_responses["input_tokens_details"]["cached_tokens"] == cached
+        assert of_responses["output_tokens_details"] == {"reasoning_tokens": thought}
+        assert of_responses["input_tokens"] == 5
+        assert of_anthropic["cache_read_input_tokens"] == cached
+        assert of_anthropic["input_tokens"] == 5 - cached
+        return "fine"
+
+    answer = reply("fine")
+    answer["usage"] |= details
+    async with evaluated(program, answer) as (_, _, row, _):
+        pass
+    assert row.reward == 1.0, row.error
+    assert row.num_prompt_tokens == 15
 
 
 async def test_allowed_tools_of_responses_are_passed_on_in_the_form_of_the_chat_api():

@@ -215,6 +215,10 @@ class Completion:
     """C, which is known even where the ids are not."""
     is_counted: bool = True
     """Whether P and C are known; both are 0 where the endpoint did not say them."""
+    num_cached_tokens: int | None = None
+    """Those of P that the endpoint had in its cache; None if it did not say so."""
+    num_reasoning_tokens: int | None = None
+    """Those of C that are thinking; None if the endpoint did not say so."""
     num_retries: int = 0
     """Times that the request was sent again before this answer came."""
     logprobs_json: str = ""

@@ -148,15 +148,27 @@ def read_completion(content: bytes, *, where: str) -> Completion:
         num_prompt_tokens=num_prompt,
         num_completion_tokens=num_written,
         is_counted=is_counted,
+        num_cached_tokens=_part_of(num_prompt, reply.usage, "prompt", "cached_tokens"),
+        num_reasoning_tokens=_part_of(num_written, reply.usage, "completion", "reasoning_tokens"),
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,
         logprobs_json="" if logprobs == "null" else logprobs,
     )
 
 
+def _part_of(total: int, usage: object, kind: str, name: str) -> int | None:
+    """Return a number in the details of the usage; None for what is no part of `total`."""
+    found = _count(_at(usage, f"{kind}_tokens_details"), name)
+    return None if found is None or found > total else found
+
+
+def _at(usage: object, name: str) -> object:
+    return cast(dict[str, object], usage).get(name) if isinstance(usage, dict) else None
+
+
 def _count(usage: object, name: str) -> int | None:
     """Return a number of tokens in the usage of a reply; None for what is no such number."""
-    value = cast(dict[str, object], usage).get(name) if isinstance(usage, dict) else None
+    value = _at(usage, name)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < _MOST_DIGITS:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:

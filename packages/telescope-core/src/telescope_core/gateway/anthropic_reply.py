@@ -82,10 +82,12 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def _usage(completion: Completion) -> dict[str, int]:
+    # Its input tokens are those that were not in the cache.
+    cached = completion.num_cached_tokens or 0
     return {
-        "input_tokens": completion.num_prompt_tokens,
+        "input_tokens": completion.num_prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": completion.num_completion_tokens,
     }
 

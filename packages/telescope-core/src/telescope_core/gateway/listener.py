@@ -123,12 +123,18 @@ def _deltas(completion: Completion) -> Iterator[tuple[dict[str, Any], str | None
     yield {}, completion.finish_reason
 
 
-def _usage(completion: Completion) -> dict[str, int]:
-    return {
+def _usage(completion: Completion) -> dict[str, Any]:
+    usage: dict[str, Any] = {
         "prompt_tokens": completion.num_prompt_tokens,
         "completion_tokens": completion.num_completion_tokens,
         "total_tokens": completion.num_prompt_tokens + completion.num_completion_tokens,
     }
+    if completion.num_cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": completion.num_cached_tokens}
+    if completion.num_reasoning_tokens is not None:
+        thinking = {"reasoning_tokens": completion.num_reasoning_tokens}
+        usage["completion_tokens_details"] = thinking
+    return usage
 
 
 # aiohttp's own limit is 1 MiB, which the history of a long agent run can exceed.

@@ -25,9 +25,13 @@ def response_json(completion: Completion, *, model: str) -> dict[str, Any]:
         "output": list(_items(completion)),
         "usage": {
             "input_tokens": completion.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            # Its clients require these numbers, so 0 also stands for an unknown one.
+            "input_tokens_details": {
+                "cached_tokens": completion.num_cached_tokens or 0,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": completion.num_completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens or 0},
             "total_tokens": total,
         },
     }
