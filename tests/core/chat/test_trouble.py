@@ -1,18 +1,22 @@
 """Trouble of an endpoint is shown while it lasts, and refusals of every request end at once."""
 
+import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 from loopback_endpoint import ask, reply, serving
 from test_endings import Greet, evaluated
 from tests.core.one_rollout import let_time_pass
 
-from telescope_core.chat.client import ApiKey
+from telescope_core.chat import http
+from telescope_core.chat.client import MOST_DENIED, ApiKey
+from telescope_core.chat.http import RequestLimits
 from telescope_core.chat.trouble import SHOWN_EVERY_S, Troubles, showing_troubles, watching
-from telescope_core.errors import EndpointAccessError
+from telescope_core.errors import EndpointAccessError, EndpointError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
-from telescope_core.types import Sampling, Split, StopReason
+from telescope_core.types import Message, Sampling, Split, StopReason
 
 
 def test_a_line_is_shown_at_once_and_then_now_and_again():
@@ -109,8 +113,68 @@ async def test_an_endpoint_that_has_answered_may_refuse_one_request(status):
     assert (result.num_scored, len(endpoint.requests)) == (3, 4)
 
 
-async def test_a_key_that_is_revoked_ends_the_eval():
-    async with serving(reply("hello"), 401) as (endpoint, client):
-        with pytest.raises(EndpointAccessError):
+AT_ONCE = RequestLimits(retry_budget_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        (None, "with no API key before"),
+        (ApiKey("k", "MY_KEY"), "the same API key in MY_KEY before"),
+    ],
+)
+async def test_a_key_that_is_revoked_ends_the_eval(key, fact):
+    async with serving(reply("hello"), 401, api_key=key, limits=AT_ONCE) as (endpoint, client):
+        with pytest.raises(EndpointAccessError, match=rf"answered 401: .*{fact}"):
             await evaluated(client, num_examples=9, concurrency=1)
-    assert len(endpoint.requests) == 2
+    assert len(endpoint.requests) == 1 + MOST_DENIED
+
+
+async def test_a_single_401_of_an_endpoint_that_has_answered_passes(monkeypatch):
+    monkeypatch.setattr(http, "_FIRST_PAUSE_S", 0.005)
+    async with serving(reply("hello"), 401, reply("hello")) as (endpoint, client):
+        result, rows = await evaluated(client, num_examples=3, concurrency=1)
+    assert (result.num_scored, result.num_failed, len(endpoint.requests)) == (3, 0, 4)
+    assert sum(row.num_http_retries for row in rows) == 1
+    assert not any("attempts" in row.tags for row in rows)
+
+
+async def test_an_answer_in_between_shows_that_the_key_is_good():
+    denied = [401] * (MOST_DENIED - 1)
+    script = (reply(), *denied, reply(), *denied, reply(), *denied, 401)
+    async with serving(*script, limits=AT_ONCE) as (_, client):
+        said = [(await asyncio.gather(ask(client), return_exceptions=True))[0] for _ in script]
+    *before, last = (one for one in said if isinstance(one, EndpointError))
+    assert [type(one) for one in before] == [EndpointError] * (3 * len(denied))
+    assert not any(one.is_of_request for one in before)
+    assert type(last) is EndpointAccessError
+
+
+async def test_a_request_that_is_denied_while_others_are_answered_fails_alone(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(http, "_FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    is_denied, is_answered = asyncio.Event(), asyncio.Event()
+    num_denied = 0
+
+    def answered(body):
+        nonlocal num_denied
+        if body["messages"][0]["content"] == "hi":
+            return reply()
+        num_denied += 1
+        is_denied.set()
+        if num_denied > MOST_DENIED and is_answered.is_set():
+            now_s[0] = 61.0
+        return 401, "who?"
+
+    async with serving(answered) as (_, client):
+        await ask(client)
+        denied = asyncio.create_task(ask(client, (Message(role="user", content="denied"),)))
+        await is_denied.wait()
+        await ask(client)
+        is_answered.set()
+        with pytest.raises(
+            EndpointError, match=r"answered 401: who\?; .*tried \d+ times"
+        ) as caught:
+            await denied
+    assert type(caught.value) is EndpointError

@@ -97,7 +97,7 @@ class EndpointError(TelescopeError):
     def is_of_request(self) -> bool:
         """Whether the endpoint refused this one request, such as one that is too long."""
         refused = self.status is not None and 400 <= self.status < 500
-        return refused and self.status not in (408, 429)
+        return refused and self.status not in (401, 408, 429)
 
 
 class EndpointLostError(EndpointError):

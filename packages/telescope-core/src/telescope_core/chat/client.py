@@ -25,6 +25,9 @@ from telescope_core.chat.replies import read_completion, read_models, read_token
 
 _NO_SUCH_CALL = (404, 405, 501)
 _NOT_TAKEN = (400, 413, 415, 422)
+MOST_DENIED = 3
+"""Times in a row, without an answer in between, that an endpoint which has answered before may say
+401; then the key counts as revoked."""
 
 
 class ApiKey(NamedTuple):
@@ -81,7 +84,8 @@ class ChatClient:
         self._optional = frozenset(optional)
         self.options = Options()
         self._dialect = Dialect()
-        self._has_answered = False
+        self._num_answers = 0
+        self._num_denied = 0
         self._headers = {"Content-Type": "application/json"}
         host = self.base_url.partition("://")[2].partition("/")[0]
         if self._api_key.value and "@" in host:
@@ -197,23 +201,32 @@ class ChatClient:
         """
         body = {**fields, "model": await self.model(), **self._extra}
         num_retries = 0
+        num_answers = self._num_answers
         while True:
             dialect = self._dialect
             content = msgspec.json.encode(dialect.written(body))
             try:
                 reply = await self._pool.request(
-                    "POST", self._chat_url, content, headers=self._headers, limits=self._limits
+                    "POST",
+                    self._chat_url,
+                    content,
+                    headers=self._headers,
+                    limits=self._limits,
+                    passing=(401,) if self._num_answers else (),
                 )
                 break
             except EndpointError as error:
                 error.num_retries += num_retries
                 learned = dialect.learned(error, self._optional)
                 if learned is None:
-                    raise await self._refused(error) from None
+                    # Another request may have been answered since this one began.
+                    is_last = num_answers == self._num_answers
+                    raise await self._refused(error, is_last=is_last) from None
                 # Other requests in flight may have learned something else in the meantime.
                 self._dialect |= learned
                 num_retries = error.num_retries + 1
-        self._has_answered = True
+        self._num_answers += 1
+        self._num_denied = 0
         num_retries += reply.num_retries
         try:
             completion = self._read(reply.content, where=without_passwords(self._chat_url))
@@ -222,23 +235,30 @@ class ChatClient:
             raise
         return replace(completion, num_retries=num_retries)
 
-    async def _refused(self, error: EndpointError) -> EndpointError:
+    async def _refused(self, error: EndpointError, *, is_last: bool = True) -> EndpointError:
         """Return `error`, as EndpointAccessError if every other request would be refused too.
 
         Once the endpoint has answered, only a bad key concerns every request: some endpoints use
-        403 and 404 for the content of one.
+        403 and 404 for the content of one. A 401 then may pass, or is that of one of several
+        servers. A key that was revoked is denied several times, without an answer in between.
+        `is_last`: whether no request has been answered since the refused one began.
         """
-        if error.status not in (401, 403, 404) or (self._has_answered and error.status != 401):
+        if error.status not in (401, 403, 404) or (self._num_answers and error.status != 401):
             return error
-        if error.status == 404:
+        kind = EndpointAccessError
+        if self._num_answers:
+            if is_last:
+                self._num_denied += 1 + error.num_retries
+            if self._num_denied < MOST_DENIED:
+                kind = EndpointError
+            advice = self._advice_on_key_that_was_accepted(times=1 + error.num_retries)
+        elif error.status == 404:
             advice = await self._advice_on_model()
         else:
             advice = self._advice_on_key(error.status)
         shown = without_passwords(self._chat_url)
         text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
-        return EndpointAccessError(
-            text, status=error.status, answer=error.answer, num_retries=error.num_retries
-        )
+        return kind(text, status=error.status, answer=error.answer, num_retries=error.num_retries)
 
     def _advice_on_key(self, status: int) -> str:
         value, variable = self._api_key
@@ -250,6 +270,15 @@ class ChatClient:
         if status == 401:
             return f"the API key{held} was not accepted; put the right one there"
         return f"the API key{held} may not use the model {self._model or 'there'!r}"
+
+    def _advice_on_key_that_was_accepted(self, *, times: int) -> str:
+        value, variable = self._api_key
+        key = f"the same API key{f' in {variable}' if variable else ''}" if value else "no API key"
+        tried = f" (tried {times} times)" if times > 1 else ""
+        return (
+            f"it has answered requests with {key} before{tried}: see whether access has expired or "
+            "was revoked"
+        )
 
     async def _advice_on_model(self) -> str:
         base_url = "check the base URL (it usually ends in /v1)"

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -82,9 +82,11 @@ class HttpPool:
         *,
         headers: Mapping[str, str],
         limits: RequestLimits,
+        passing: Collection[int] = (),
     ) -> HttpReply:
         """Return the reply; raises EndpointError that names `url` and what went wrong.
 
+        `passing`: further statuses after which it is sent again, as after those of a busy server.
         Its text holds neither a password of the URL nor the key in `headers`.
         """
         give_up_s = time.monotonic() + limits.retry_budget_s
@@ -95,7 +97,9 @@ class HttpPool:
                 outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
             except EndpointError as error:
                 error.num_retries = num_retries
-                raise
+                if error.status not in passing:
+                    raise
+                outcome = _Failure(error, 0.0)
             if isinstance(outcome, bytes):
                 self._troubles.over(url)
                 return HttpReply(outcome, num_retries)
@@ -240,7 +244,7 @@ def _proxy_of(scheme: str, host: str) -> _Proxy:
 
 _ADVICE = {
     400: "the request does not fit this model (prompt too long, or an unsupported setting)",
-    401: "set the API key",
+    401: "the API key is missing or was not accepted",
     403: "this API key may not use the model",
     404: "check the base URL (it usually ends in /v1) and the model name",
     407: "the proxy requires a login: put it into the proxy's URL",
