@@ -251,34 +251,31 @@ class ChatClient:
                 self._num_denied += 1 + error.num_retries
             if self._num_denied < MOST_DENIED:
                 kind = EndpointError
-            advice = self._advice_on_key_that_was_accepted(times=1 + error.num_retries)
-        elif error.status == 404:
+        if error.status == 404:
             advice = await self._advice_on_model()
         else:
-            advice = self._advice_on_key(error.status)
+            advice = self._advice_on_key(error.status, times=1 + error.num_retries)
         shown = without_passwords(self._chat_url)
         text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
         return kind(text, status=error.status, answer=error.answer, num_retries=error.num_retries)
 
-    def _advice_on_key(self, status: int) -> str:
+    def _advice_on_key(self, status: int, *, times: int) -> str:
         value, variable = self._api_key
+        held = f" in {variable}" if variable else ""
+        if self._num_answers:
+            key = f"the same API key{held}" if value else "no API key"
+            tried = f" (tried {times} times)" if times > 1 else ""
+            return (
+                f"it has answered requests with {key} before{tried}: see whether access has "
+                "expired or was revoked"
+            )
         if not value:
             unset = f", because {variable} is not set" if variable else ""
             option = self.options.api_key_env
             return f"no API key was sent{unset}; name its environment variable with {option}"
-        held = f" in {variable}" if variable else ""
         if status == 401:
             return f"the API key{held} was not accepted; put the right one there"
         return f"the API key{held} may not use the model {self._model or 'there'!r}"
-
-    def _advice_on_key_that_was_accepted(self, *, times: int) -> str:
-        value, variable = self._api_key
-        key = f"the same API key{f' in {variable}' if variable else ''}" if value else "no API key"
-        tried = f" (tried {times} times)" if times > 1 else ""
-        return (
-            f"it has answered requests with {key} before{tried}: see whether access has expired or "
-            "was revoked"
-        )
 
     async def _advice_on_model(self) -> str:
         base_url = "check the base URL (it usually ends in /v1)"

@@ -176,8 +176,9 @@ def push(
     # HTTPError belongs to the HTTP client that the library uses, whose lost connections are not
     # OSErrors.
     except (HTTPError, OSError) as error:
+        why = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         raise TelescopeError(
-            f"{repository!r} could not be written on {api.endpoint}: {_plain(error)}; the export "
+            f"{repository!r} could not be written on {api.endpoint}: {why}; the export "
             f"in {folder} is complete; check that the token may write there, and push again"
         ) from error
     return done.commit_url
@@ -244,8 +245,3 @@ def _model_with(
             f"{empty[:3] or 'nothing'}, unknown {list(left.unexpected_keys)[:3] or 'nothing'}"
         )
     return model
-
-
-def _plain(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
