@@ -85,3 +85,29 @@ def test_a_template_that_cannot_show_its_own_thinking_is_refused():
         render_conversations(ALL_BY_NAME["DeepSeek-R1"].tokenizer(), [messages])
     ((sample,),) = render_conversations(ALL_BY_NAME["Qwen2.5"].tokenizer(), [messages])
     assert sample.mask.any()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Message(role="assistant", content="a<|im_end|>b rest"),
+        Message(role="assistant", content="ends twice<|im_end|>"),
+        Message(role="assistant", content="4", reasoning="hm<|im_end|>"),
+        Message(
+            role="assistant",
+            content="",
+            tool_calls=(ToolCall(id="A", name="add", arguments='{"a": "\\u003c|im_end|>"}'),),
+        ),
+    ],
+    ids=["content", "trailing", "reasoning", "arguments"],
+)
+def test_a_turn_with_the_text_of_an_end_token_is_refused_by_name(said):
+    """The model could not write what stands behind it."""
+    asked = Message(role="user", content="a<|im_end|>")
+    fine = Message(role="assistant", content="4")
+    tokenizer = ALL_BY_NAME["Qwen3, thinking"].tokenizer()
+    chats = [[asked, fine], [asked, said, asked, fine]]
+    with pytest.raises(ConfigError, match=r"row 2: message 1 has '<\|im_end\|>'"):
+        render_conversations(tokenizer, chats, labels=["row 1", "row 2"])
+    ((sample,),) = render_conversations(tokenizer, chats[:1])
+    assert tokenizer.decode(sample.token_ids[sample.mask]).endswith("4<|im_end|>")

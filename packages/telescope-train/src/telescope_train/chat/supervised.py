@@ -17,6 +17,9 @@ from telescope_train.chat.message_form import message_form
 from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
 
+_SHOWN = 30
+"""Characters on each side of an end token that an error shows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedConversation:
@@ -62,7 +65,7 @@ def render_conversations(
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
     in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
     Raises ConfigError if the template leaves out tools, the calls of a turn, or the text beside
-    them.
+    them, and for a turn that has the text of an end token before its end.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -84,9 +87,10 @@ def render_conversations(
                 f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
                 "that continues it"
             )
+        label = labels[number] if labels is not None else f"conversation {number}"
+        _require_one_end(plain[number][end], special, f"{label}: message {end}")
         text = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
         if (lost := _left_out(conversations[number][end], text)) is not None:
-            label = labels[number] if labels is not None else f"conversation {number}"
             raise ConfigError(
                 f"{label}: the model's chat template leaves out {lost} of message {end}, so the "
                 f"model would learn {text!r:.80}; set chat_template to a template that shows "
@@ -117,6 +121,22 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]) 
     eos = tokenizer.eos_token_id
     ends = dict.fromkeys((*end_ids, *([eos] if eos is not None else [])))
     return SpecialTokens(tokenizer, stop_token_ids=list(ends), marks=())
+
+
+def _require_one_end(message: Mapping[str, Any], special: SpecialTokens, where: str) -> None:
+    """Refuse a turn in which the text of an end token was written; `where` names it.
+
+    Sampled, that text is the token, so no model can write what stands behind it in the same turn.
+    """
+    for value in message.values():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if (end := special.first_end(text)) is not None:
+            around = text[max(0, end.start - _SHOWN) : end.stop + _SHOWN]
+            raise ConfigError(
+                f"{where} has {text[end.start : end.stop]!r} in {around!r}, at which the model "
+                "would end its turn, so what follows could not be learned; remove that text from "
+                "the message, or remove the row"
+            )
 
 
 def _left_out(message: Message, learnt: str) -> str | None:
