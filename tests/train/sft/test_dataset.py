@@ -55,6 +55,12 @@ def conversation(number: int) -> list[dict]:
     ]
 
 
+def calling(name: str, arguments: object) -> dict:
+    """A turn that calls one tool."""
+    call = {"id": "1", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
 def write(path: Path, rows: list, *, field: str = "messages") -> Path:
     path.write_text("".join(json.dumps({field: row}) + "\n" for row in rows))
     return path
@@ -203,6 +209,13 @@ def test_a_folder_and_num_examples(tmp_path):
         ([*conversation(1)[:2], {**conversation(1)[2], "refusal": "no"}], "message 2.*'refusal'"),
         ([*conversation(1)[:2], {**conversation(1)[2], "weight": 0.5}], "weight of 0.*0.5"),
         ([*conversation(1)[:2], {**conversation(1)[2], "weight": 0}], "weight 0"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "thinking": 7}], "thinking, got 7"),
+        ([{"role": "user", "content": "cut \ud83d"}, conversation(1)[2]], r"user has half.*ud83d"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "content": "\ud83d"}], "assistant has half"),
+        ([*conversation(1)[:2], {**conversation(1)[2], "thinking": "\ud83d"}], "has half"),
+        ([*conversation(1)[:2], calling("\ud83d", {})], "has half"),
+        ([*conversation(1)[:2], calling("f", {"a": ["\ud83d"]})], "has half"),
+        ([*conversation(1)[:2], calling("f", '{"a": "\\ud83d"}')], "has half"),
     ],
 )
 def test_rows_that_are_no_conversation_are_named(tmp_path, row, fact):
@@ -317,6 +330,7 @@ def test_tools_that_a_conversation_offers_are_shown_and_not_learned(tmp_path):
         ([SHELL["function"]], r"\brow 4\b.*tools.*function\.name"),
         ("no json", r"\brow 4\b.*tools"),
         ({"shell": {}}, r"\brow 4\b.*tools"),
+        ([{"function": {"name": "a", "description": "\ud83d"}}], r"\brow 4\b.*tools.*has half"),
     ],
 )
 def test_tools_that_cannot_be_shown_are_refused(tmp_path, tools, facts):

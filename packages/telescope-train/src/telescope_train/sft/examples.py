@@ -19,6 +19,7 @@ from telescope_core.base.messages import REASONING_FIELDS, message_from_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
+from telescope_core.examples.checks import require_whole
 from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
 from telescope_core.examples.rows import without_nulls
 from telescope_core.open import open_environment
@@ -143,12 +144,31 @@ def _message(fields: Any, label: str) -> Message:
     if content is not None and not isinstance(content, str):
         raise ConfigError(f"{label}: expected text as content, got {_shown(content)}")
     try:
-        return message_from_json(fields)
+        message = message_from_json(fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{label}: expected tool calls as in the chat API, with function.name and "
             f"function.arguments, got {_shown(fields.get('tool_calls'))}"
         ) from error
+    if not isinstance(message.reasoning, str):
+        raise ConfigError(f"{label}: expected text as thinking, got {_shown(message.reasoning)}")
+    texts = [message.content, message.reasoning, fields.get("tool_call_id")]
+    for call in message.tool_calls:
+        texts += (call.id, call.name, call.arguments)
+        with suppress(ValueError, RecursionError):  # arguments that are no JSON stay a text
+            # Templates may write the values, in which there are no escapes.
+            texts.append(json.dumps(json.loads(call.arguments), ensure_ascii=False))
+    for text in texts:
+        _require_whole(text, f"{label}: a message of the role {message.role}")
+    return message
+
+
+def _require_whole(text: Any, where: str) -> None:
+    """Refuse half of a surrogate pair, which no tokenizer takes."""
+    try:
+        require_whole(str(text), where)
+    except EnvironmentLoadError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _tools(given: Any, label: str) -> Tools:
@@ -157,6 +177,7 @@ def _tools(given: Any, label: str) -> Tools:
         tools = json.loads(given) if isinstance(given, str) and given else given or []
         names = [one["function"]["name"] for one in tools]
         if isinstance(tools, list) and all(isinstance(name, str) for name in names):
+            _require_whole(json.dumps(tools, ensure_ascii=False), f"{label}: column {_TOOLS!r}")
             return tools
     raise ConfigError(
         f"{label}: expected in {_TOOLS!r} a list of functions as in the chat API, with "
