@@ -209,6 +209,14 @@ def test_a_path_that_leads_nowhere_is_one_message(tmp_path, path, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["README.md", "test.jsonl"])
+def test_a_folder_without_data_for_a_split_is_told_without_asking_the_hub(tmp_path, name):
+    (tmp_path / "some").mkdir()
+    write(tmp_path / "some" / name, ROWS[:1])
+    with pytest.raises(EnvironmentLoadError, match=r"split 'train' of dataset .*some'.*\.parquet"):
+        load_table(spec(tmp_path / "some", tmp_path), "train")
+
+
 def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a").mkdir()

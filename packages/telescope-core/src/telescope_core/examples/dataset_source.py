@@ -168,16 +168,23 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
     try:
         if local is None:
             _require_hub(path, Path(spec.cache_dir or library.config.HF_DATASETS_CACHE))
-        builder = _builder(library, path, common)
+            builder = _hub_builder(library, path, common)
+        else:
+            builder = library.load_dataset_builder(path, **common)
         if builder.name in _MAY_SAY:
             return _as_written(library, builder, split, spec.cache_dir)
         return ArrowRows(library.load_dataset(path, split=split, **common))
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        advice = (
+            "check the id, the revision and the network (HF_TOKEN for one that is private or "
+            "gated, HF_ENDPOINT for a mirror), or give a local folder or file"
+            if local is None
+            else "a folder needs data files, such as .jsonl or .parquet, whose names give the splits, "
+            "such as train and test; add or rename them, or give a file"
+        )
         raise EnvironmentLoadError(
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
-            f" revision {spec.revision or None!r}): {error}; check the id, the revision and the "
-            "network (HF_TOKEN for one that is private or gated, HF_ENDPOINT for a mirror), or "
-            "give a local folder or file"
+            f" revision {spec.revision or None!r}): {error}; {advice}"
         ) from error
 
 
@@ -214,8 +221,8 @@ def _require_hub(name: str, cache: Path) -> None:
                 ) from error
 
 
-def _builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
-    """Return the dataset builder of the library, which knows the files and how to read them.
+def _hub_builder(library: Any, path: str, common: dict[str, str | None]) -> Any:
+    """Return the library's builder of a dataset on the Hub: it knows the files and their format.
 
     Without a network, the library knows only tables that it made itself, with guessed types. Text
     files that were downloaded earlier are then used directly.
