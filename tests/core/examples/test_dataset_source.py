@@ -217,6 +217,25 @@ def test_a_folder_without_data_for_a_split_is_told_without_asking_the_hub(tmp_pa
         load_table(spec(tmp_path / "some", tmp_path), "train")
 
 
+@pytest.mark.parametrize("other", ["b.parquet", "sub/b.csv", "b.tsv"])
+def test_a_folder_of_two_formats_is_refused_unless_its_card_chooses(tmp_path, other):
+    folder = tmp_path / "two"
+    (folder / ".cache").mkdir(parents=True)
+    (folder / "sub").mkdir()
+    write(folder / "a.jsonl", ROWS[:12])
+    for beside in (".cache/c.csv", ".d.csv", "dataset_infos.json"):
+        (folder / beside).write_text("{}")
+    chosen = spec(folder, tmp_path)
+    assert len(load_table(chosen, "train")) == 12
+    (folder / other).write_text("question,answer\n1?,1\n")
+    with pytest.raises(ConfigError, match=f"two'.*a.jsonl.*{other}|two'.*{other}.*a.jsonl"):
+        load_table(chosen, "train")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: a.jsonl\n---\n"
+    )
+    assert len(load_table(chosen, "train")) == 12
+
+
 def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a").mkdir()

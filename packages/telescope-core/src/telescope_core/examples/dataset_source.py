@@ -46,6 +46,9 @@ _HUB_S = 5.0
 _PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "description", "features"})
 _MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
 """Options of text files that a dataset's card may set; others would change how they are read."""
+_FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+_NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""Files beside the data, which the library does not read as data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,8 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
             "run: pip install 'telescope-core[datasets]'"
         ) from error
+    if spec.local is not None:
+        _require_one_format(spec.local)
     common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
     if local is None:
         common["revision"] = spec.revision
@@ -179,13 +184,37 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             "check the id, the revision and the network (HF_TOKEN for one that is private or "
             "gated, HF_ENDPOINT for a mirror), or give a local folder or file"
             if local is None
-            else "a folder needs data files, such as .jsonl or .parquet, whose names give the splits, "
-            "such as train and test; add or rename them, or give a file"
+            else "a folder needs data files, such as .jsonl or .parquet, whose names give its "
+            "splits, such as train and test; add or rename them, or give a file"
         )
         raise EnvironmentLoadError(
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
             f" revision {spec.revision or None!r}): {error}; {advice}"
         ) from error
+
+
+def _require_one_format(folder: Path) -> None:
+    """Refuse data files of two formats, of which the library reads one, if no card names them."""
+    found: dict[str, list[str]] = {}
+    for parent, folders, names in os.walk(folder):
+        # Hidden to the library.
+        folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
+        for path in (Path(parent, name) for name in sorted(names)):
+            is_data = not path.name.startswith(".") and path.name not in _NO_DATA
+            if is_data and (kind := _FORMATS.get(path.suffix)) is not None:
+                found.setdefault(kind, []).append(str(path.relative_to(folder)))
+    if len(found) < 2:
+        return
+    import huggingface_hub
+
+    card = folder / "README.md"
+    if card.is_file() and "configs" in (cast(Any, huggingface_hub).metadata_load(card) or {}):
+        return
+    files = "; ".join(f"{kind}: {', '.join(names):.80}" for kind, names in sorted(found.items()))
+    raise ConfigError(
+        f"dataset folder {str(folder)!r} has data files of {len(found)} formats ({files}), and "
+        "only those of one would be read; move the others elsewhere, convert them, or give a file"
+    )
 
 
 def _require_hub(name: str, cache: Path) -> None:
