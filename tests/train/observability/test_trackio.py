@@ -60,10 +60,15 @@ import json
 import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
-runs = list(trackio.Api().runs("telescope"))
-(run,) = runs
-logs = SQLiteStorage.get_logs("telescope", run.name, run_id=run.id)
-print(json.dumps({"name": run.name, "config": run.config, "logs": logs}, default=str))
+found = [
+    {
+        "name": run.name,
+        "config": run.config,
+        "logs": SQLiteStorage.get_logs("telescope", run.name, run_id=run.id),
+    }
+    for run in trackio.Api().runs("telescope")
+]
+print(json.dumps(found, default=str))
 """
 
 
@@ -73,7 +78,7 @@ def python(script: str, folder: Path, *arguments: object) -> str:
         [sys.executable, "-c", script, *map(str, arguments)],
         env={
             **os.environ,
-            "PYTHONPATH": str(BESIDE),
+            "PYTHONPATH": os.pathsep.join([str(BESIDE), *sys.path]),
             "TRACKIO_DIR": str(folder),
             "HF_HUB_OFFLINE": "1",
         },
@@ -89,11 +94,15 @@ def python(script: str, folder: Path, *arguments: object) -> str:
 def test_trackio_reads_back_what_the_run_had_and_a_resumed_run_goes_on(tmp_path: Path):
     place = tmp_path / "trackio"
     python(TRACKING, place, tmp_path / "demo", 1, 3)
+    python(TRACKING, place, tmp_path / "other" / "demo", 1, 2)  # a later run of the same name
     python(TRACKING, place, tmp_path / "demo", 3, 4)
-    found = json.loads(python(READING, place).splitlines()[-1])
-    assert found["name"] == "demo"
+    runs = json.loads(python(READING, place).splitlines()[-1])
+    assert [one["name"] for one in runs] == ["demo", "demo"]
+    steps = [{row["step"] for row in one["logs"] if "reward/mean" in row} for one in runs]
+    assert sorted(steps, key=len) == [{1}, {1, 2, 3}]
+    found = max(runs, key=lambda one: len(one["logs"]))
     assert found["config"]["trainer"] == {"learning_rate": 0.1}
-    assert "s3cret" not in json.dumps(found)
+    assert "s3cret" not in json.dumps(runs)
     logs = found["logs"]
     rewards = {one["step"]: one["reward/mean"] for one in logs if "reward/mean" in one}
     assert rewards == {1: 0.125, 2: 0.25, 3: 0.375}

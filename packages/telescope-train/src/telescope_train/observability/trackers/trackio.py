@@ -11,13 +11,13 @@ from typing import Any
 
 import trackio
 
-from telescope_core.records.files import write_json
+from telescope_core.records.files import read_json, write_json
 from telescope_core.records.rows import RolloutRow
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 PROJECT = "telescope"
 IDENTITY = "trackio.json"
-"""File in the run folder that marks a run as known to trackio."""
+"""File in the run folder with the name and the id of the run at trackio."""
 _SAMPLE_COLUMNS = ("environment", "group", "reward", "messages")
 
 
@@ -30,17 +30,20 @@ class Trackio:
     def begin(self, run: TrackedRun) -> None:
         """Start a run there, or continue the one of this folder."""
         identity = run.folder / IDENTITY
+        known = read_json(identity) or {}
         # The run's own meters come with its steps. trackio would read them once more.
         self._run = trackio.init(
             project=PROJECT,
-            name=run.name,
+            name=known.get("name", run.name),
             config=dict(run.config),
-            resume="allow" if identity.exists() else "never",
+            resume="allow" if known else "never",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        write_json(identity, {"project": PROJECT, "name": run.name})
+        # trackio resumes the newest run of a name, which may be that of another folder.
+        self._run.id = known.get("id", self._run.id)
+        write_json(identity, {"project": PROJECT, "name": self._run.name, "id": self._run.id})
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
