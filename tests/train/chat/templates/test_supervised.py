@@ -111,3 +111,13 @@ def test_a_turn_with_the_text_of_an_end_token_is_refused_by_name(said):
         render_conversations(tokenizer, chats, labels=["row 1", "row 2"])
     ((sample,),) = render_conversations(tokenizer, chats[:1])
     assert tokenizer.decode(sample.token_ids[sample.mask]).endswith("4<|im_end|>")
+
+
+@pytest.mark.parametrize("name", ["Mistral v3", "Gemma 3"])
+def test_a_conversation_that_the_template_refuses_is_named(name):
+    tokenizer = ALL_BY_NAME[name].tokenizer()
+    fine = [Message(role="user", content="a"), Message(role="assistant", content="4")]
+    chats = [fine, [fine[0], *fine]]
+    with pytest.raises(ConfigError, match=r"row 2: .* refuses a conversation of user, user"):
+        render_conversations(tokenizer, chats, labels=["row 1", "row 2"])
+    assert render_conversations(tokenizer, chats[:1])

@@ -13,7 +13,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import Message, Tools
-from telescope_train.chat.message_form import message_form
+from telescope_train.chat.message_form import REFUSALS, message_form
 from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
 
@@ -65,7 +65,7 @@ def render_conversations(
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
     in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
     Raises ConfigError if the template leaves out tools, the calls of a turn, or the text beside
-    them, and for a turn that has the text of an end token before its end.
+    them, or refuses a conversation, and for a turn that has the text of an end token.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -77,8 +77,11 @@ def render_conversations(
     form = message_form(template_text(tokenizer), partial(_text, tokenizer))
     plain = [[form.plain(one) for one in messages] for messages in conversations]
     offered = [tools[n] if tools is not None else () for n, _ in turns]
-    prompts = _texts(tokenizer, [plain[n][:end] for n, end in turns], offered, is_prompt=True)
-    wholes = _texts(tokenizer, [plain[n][: end + 1] for n, end in turns], offered, is_prompt=False)
+    named = labels or [f"conversation {number}" for number in range(len(conversations))]
+    names = [named[n] for n, _ in turns]
+    told, said = [plain[n][:end] for n, end in turns], [plain[n][: end + 1] for n, end in turns]
+    prompts = _texts(tokenizer, told, offered, is_prompt=True, names=names)
+    wholes = _texts(tokenizer, said, offered, is_prompt=False, names=names)
     drafts: list[list[_Draft]] = [[] for _ in conversations]
     for (number, end), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
@@ -87,14 +90,13 @@ def render_conversations(
                 f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
                 "that continues it"
             )
-        label = labels[number] if labels is not None else f"conversation {number}"
-        _require_one_end(plain[number][end], special, f"{label}: message {end}")
+        _require_one_end(plain[number][end], special, f"{named[number]}: message {end}")
         text = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
         if (lost := _left_out(conversations[number][end], text)) is not None:
             raise ConfigError(
-                f"{label}: the model's chat template leaves out {lost} of message {end}, so the "
-                f"model would learn {text!r:.80}; set chat_template to a template that shows "
-                "calls and the text beside them, or remove the row"
+                f"{named[number]}: the model's chat template leaves out {lost} of message {end}, "
+                f"so the model would learn {text!r:.80}; set chat_template to a template that "
+                "shows calls and the text beside them, or remove the row"
             )
     assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)
@@ -109,7 +111,8 @@ def end_note(tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int]) -> s
     form = message_form(template_text(tokenizer), partial(_text, tokenizer))
 
     def text(told: Sequence[Message], opens: bool) -> str:
-        return _texts(tokenizer, [[form.plain(one) for one in told]], [()], is_prompt=opens)[0]
+        messages = [form.plain(one) for one in told]
+        return _texts(tokenizer, [messages], [()], is_prompt=opens, names=["a question"])[0]
 
     found = turn_end(text, special)
     if (reason := wrong_end(found, special)) is not None:
@@ -194,20 +197,31 @@ def _texts(
     offered: Sequence[Tools],
     *,
     is_prompt: bool,
+    names: Sequence[str],
 ) -> list[str]:
-    """Render all conversations, those with the same tools in one call."""
+    """Render all conversations, those with the same tools in one call; `names` are for errors."""
     texts = [""] * len(conversations)
     together: dict[str, list[int]] = {}
     for number, tools in enumerate(offered):
         together.setdefault(json.dumps(tools), []).append(number)
 
     def rendered(numbers: Sequence[int], tools: Tools) -> list[str]:
-        return tokenizer.apply_chat_template(
-            [conversations[number] for number in numbers],
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=is_prompt,
-        )
+        try:
+            return tokenizer.apply_chat_template(
+                [conversations[number] for number in numbers],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=is_prompt,
+            )
+        except REFUSALS as error:
+            if len(numbers) > 1:
+                return [text for number in numbers for text in rendered([number], tools)]
+            roles = ", ".join(message["role"] for message in conversations[numbers[0]])
+            raise ConfigError(
+                f"{names[numbers[0]]}: the model's chat template refuses a conversation of "
+                f"{roles}: {error}; change or remove it, or set chat_template to a template that "
+                "accepts it"
+            ) from error
 
     for numbers in together.values():
         tools = offered[numbers[0]]
