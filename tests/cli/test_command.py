@@ -232,6 +232,18 @@ def test_a_present_folder_that_was_removed(telescope, tmp_path, monkeypatch):
     assert "the present folder has been removed" in err
 
 
+@pytest.mark.parametrize(
+    ("path", "place"), [("rollouts.jsonl", "rollouts.jsonl"), (None, "a file or a connection")]
+)
+def test_too_many_open_files_are_one_message(telescope, monkeypatch, path, place):
+    error = OSError(errno.EMFILE, "Too many open files", path)
+    monkeypatch.setattr(cli, "command_of", raising(error))
+    code, _, err = telescope()
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"cannot open {place}: this process has as many files" in err
+    assert "raise the limit with ulimit -n, or lower --concurrency" in err
+
+
 def test_a_file_system_that_is_only_read(telescope, monkeypatch):
     error = OSError(errno.EROFS, "Read-only file system", "partial", None, "report.html")
     monkeypatch.setattr(cli, "command_of", raising(error))

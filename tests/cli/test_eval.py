@@ -271,6 +271,17 @@ def test_an_eval_on_a_full_disk_says_how_to_go_on(endpoint, place, capsys, monke
         (["echo_env:Echo", "--base-url", "URL", "--env.size=1", "--env.size=2"], 2, "given twice"),
         (["echo_env:Echo", "--base-url", "URL", "--exampels", "3"], 2, "did you mean '--examples'"),
         (["echo_env:Echo", "--base-url", "URL", "--resume"], 2, "--resume needs --output"),
+        (
+            [
+                "echo_env:Echo",
+                "--base-url",
+                "URL",
+                "--rollouts=9999999999",
+                "--concurrency=9999999999",
+            ],
+            2,
+            "lower --concurrency to",
+        ),
         (["echo_env:Echo", "other", "--base-url", "URL"], 2, "unknown environment 'other'"),
         (["--report", "nowhere"], 2, "no such folder"),
         (["--report", "my-model"], 2, "neither a run"),

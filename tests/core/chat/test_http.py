@@ -1,6 +1,8 @@
 """The pool of connections against small servers on loopback that speak bytes."""
 
 import asyncio
+import errno
+import socket
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -190,6 +192,18 @@ async def test_a_refused_connection_says_so_plainly():
     with pytest.raises(EndpointError, match=rf"{url}.*Errno 111|{url}.*refused") as refused:
         await fetch(pool, url, limits=limits)
     assert refused.value.status is None
+    await pool.close()
+
+
+async def test_too_many_connections_are_not_taken_for_a_server_that_is_gone(monkeypatch):
+    def no_socket(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pool = HttpPool()
+    monkeypatch.setattr(socket, "socket", no_socket)
+    with pytest.raises(EndpointError, match=r"open files.*lower --concurrency") as refused:
+        await fetch(pool, "http://127.0.0.1:9/v1/x", limits=RequestLimits(retry_budget_s=0.0))
+    assert "check the address" not in str(refused.value)
     await pool.close()
 
 

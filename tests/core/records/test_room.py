@@ -101,6 +101,14 @@ def test_a_full_disk_names_the_path_and_what_is_free(tmp_path: Path, code: int) 
     assert [one.name for one in tmp_path.iterdir()] == ["file.json"]
 
 
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_name_the_path_and_the_limit(tmp_path: Path, code: int) -> None:
+    said = r"cannot write .*x: .* lower --concurrency"
+    with pytest.raises(NoRoomError, match=said), whole_file(tmp_path / "x"):
+        raise OSError(code, "no")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_failures_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), whole_file(tmp_path / "x"):
         raise PermissionError(errno.EACCES, "no")

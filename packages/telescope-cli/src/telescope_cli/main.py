@@ -187,13 +187,16 @@ def _main(arguments: Sequence[str] | None) -> None:
 
 
 def _fail_for_system(error: OSError) -> None:
-    """End with one sentence if the error is of the disk or of a path; return if it may be ours."""
+    """End with one sentence for an error of the disk, a path or a limit; others may be ours."""
     from telescope_core.base.errors import NoRoomError
+    from telescope_core.base.open_files import advice_for
     from telescope_core.base.terminal import foreign
 
     # A stream that is written to, such as the standard output, is no file with a name.
     path = error.filename2 or error.filename
     place = foreign(os.fsdecode(path), _MOST_OF_PATH) if isinstance(path, str | bytes) else ""
+    if too_many := advice_for(error):
+        _fail(f"cannot open {place or 'a file or a connection'}: {too_many}", 1)
     if error.errno in NoRoomError.CODES:
         _fail(f"cannot write {place or 'the output, or a file of a library'}: {error.strerror}", 1)
     if place and error.errno in UNUSABLE_PATHS:

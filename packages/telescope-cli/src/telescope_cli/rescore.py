@@ -34,6 +34,7 @@ from telescope_core.base.environment_record import EnvironmentRecord, changes
 from telescope_core.base.errors import ConfigError, TooManyFailedError, unknown_name
 from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import held
+from telescope_core.base.open_files import raise_limit
 from telescope_core.base.secret_names import (
     HIDDEN,
     hidden,
@@ -154,6 +155,7 @@ def rescore_command(
 
       telescope rescore runs/evals/base --env my-name/countdown@0.2.0 --json
     """
+    raise_limit()
     left = unparsed(context)
     if left.environments:
         raise ConfigError(

@@ -7,6 +7,7 @@ import typer
 
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.open_files import raise_limit
 from telescope_core.base.terminal import escaped
 
 _OF_SERVERS = ("--port", "--host", "--allowed-host", "--no-open", "--json")
@@ -104,6 +105,7 @@ def ui_command(
                 f"{written.num_unreadable} of them say only why a file cannot be read", err=True
             )
         return
+    raise_limit()
     serve(
         chosen,
         host=host,

@@ -21,6 +21,7 @@ from typing import Any
 from telescope_core.base import interruptible, interrupts
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
+from telescope_core.base.open_files import raise_limit
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.types import WeightVersion
 from telescope_core.chat.trouble import showing_troubles
@@ -115,6 +116,7 @@ def run_training(prepared: Prepared) -> dict[str, Any]:
     failure later marks the run folder as failed and leaves everything in it readable.
     """
     prepared.require_sound()
+    raise_limit()
     with interrupts.taken():
         return _recorded_run(prepared)
 

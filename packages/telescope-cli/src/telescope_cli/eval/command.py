@@ -31,6 +31,7 @@ from telescope_cli.eval.view import (
 )
 from telescope_cli.output import prints_kept_off
 from telescope_core.base.errors import ConfigError, TooManyFailedError
+from telescope_core.base.open_files import raise_limit
 from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
 from telescope_core.evals import EvalSettings
@@ -216,6 +217,7 @@ def eval_command(
             "expected an environment, got none; write: telescope eval ENVIRONMENT --model MODEL, "
             "or telescope eval --report FOLDER"
         )
+    raise_limit()
     names = _distinct("environment", [environment, *left.environments])
     models = _distinct("model", model)
     processes = ProcessSettings(

@@ -17,6 +17,7 @@ from telescope_cli.eval.view import EvalProgress, print_unreadable
 from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
+from telescope_core.base.open_files import advice_for
 from telescope_core.chat.client import ApiKey
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
@@ -256,7 +257,8 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
     except Exception as error:
         # A full disk may be the failure: it must not be hidden by another one.
         with held(), suppress(OSError, NoRoomError):
-            reason = f"{type(error).__name__}: {error}"
+            why = advice_for(error)
+            reason = f"{type(error).__name__}: {error}{why and f'; {why}'}"
             folder.end_unless_ended(RunState.FAILED, reason)
         raise
 

@@ -12,6 +12,7 @@ from telescope_cli.eval.selection import Selection, resolve
 from telescope_cli.eval.view import tell
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.interruptible import run
+from telescope_core.base.open_files import require_open
 from telescope_core.base.secret_names import secret_values, secrets_line
 from telescope_core.base.types import JsonValue
 from telescope_core.chat.client import ApiKey
@@ -131,6 +132,7 @@ async def _resolved(request: EvalRequest) -> EvalRequest:
         settings = await resolve(
             request.selection, request.settings, environment, description, tell=tell
         )
+        require_open(min(settings.concurrency, settings.num_examples * settings.rollouts))
         return replace(request, settings=settings, secrets=environment.secrets)
     finally:
         await environment.close()

@@ -15,6 +15,7 @@ from telescope_cli.env.options import JsonOption
 from telescope_cli.verbs import Verb, verb_app
 from telescope_core.base.addresses import is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.open_files import raise_limit
 from telescope_envs.registry.config import parse_address
 from telescope_envs.server.hub import opened_hub, publishers_text
 
@@ -108,6 +109,7 @@ def serve(
     Example: telescope hub serve --data hub-data --port 8470
     """
     _require_packages()
+    raise_limit()
     from telescope_envs.server.app import ServerOptions
     from telescope_envs.server.connections import ConnectionLimits
     from telescope_envs.server.run import serve as serve_hub

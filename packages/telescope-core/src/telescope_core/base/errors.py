@@ -155,10 +155,10 @@ class RolloutCrashError(ProcessDiedError):
 
 
 class NoRoomError(TelescopeError):
-    """A file could not be written because there is no room for it."""
+    """A file could not be written: no room for it, or as many files as allowed are open."""
 
     CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    """`errno` of a system error that means this."""
+    """`errno` of a system error that means a lack of room."""
 
 
 class TooManyFailedError(TelescopeError):

@@ -21,6 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import EndpointError
+from telescope_core.base.open_files import advice_for
 from telescope_core.base.secret_names import HIDDEN, without_passwords
 from telescope_core.base.terminal import escaped, foreign
 from telescope_core.chat.trouble import Troubles
@@ -170,7 +171,8 @@ class HttpPool:
             ) from None
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-            return _Failure(_unreachable(shown, str(cause) or type(error).__name__), 0.0)
+            reason = str(cause) or type(error).__name__
+            return _Failure(_unreachable(shown, reason, advice_for(cause)), 0.0)
         if reply.status == 200:
             return content
         if key := headers.get("Authorization", "").removeprefix("Bearer "):
@@ -276,10 +278,9 @@ def _refusal(
     return EndpointError(text, status=status, answer=answer)
 
 
-def _unreachable(url: str, reason: str) -> EndpointError:
-    return EndpointError(
-        f"{url} cannot be reached ({reason}); check the address and that the server is running"
-    )
+def _unreachable(url: str, reason: str, advice: str = "") -> EndpointError:
+    advice = advice or "check the address and that the server is running"
+    return EndpointError(f"{url} cannot be reached ({reason}); {advice}")
 
 
 def _retry_after_s(text: str) -> float:

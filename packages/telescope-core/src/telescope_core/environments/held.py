@@ -10,13 +10,14 @@ inside the driver can.
 
 import mmap
 import os
-import select
 import signal
 import struct
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from telescope_core.base.open_files import is_ready
 
 BEATS = struct.Struct("<Q")
 EXIT = struct.Struct("<?q")
@@ -155,7 +156,7 @@ def _state(pid: int) -> str:
 def watch_driver(memory_fd: int, guard_fd: int, pid: int) -> None:
     """Watch a driver until the pipe behind `guard_fd` closes; print which code ended it."""
     watched = Watched(mmap.mmap(memory_fd, MEMORY_BYTES), pid)
-    while not select.select([guard_fd], [], [], _LOOK_EVERY_S)[0]:
+    while not is_ready(guard_fd, wait_s=_LOOK_EVERY_S):
         held_s, (blocker, blocked_s) = watched.still_s(), watched.blocker()
         holder = watched.holder() if held_s > _HELD_AFTER_S else None
         code, still_s, what = holder, held_s, "the interpreter"

@@ -7,7 +7,6 @@ ignored. `docs/reference/environment-protocol.md` describes the exchange.
 
 import asyncio
 import os
-import select
 import socket
 import struct
 import threading
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from telescope_core.base.errors import TelescopeError
+from telescope_core.base.open_files import is_ready
 from telescope_core.base.protocols import PlayRequest
 from telescope_core.base.terminal import foreign, whole_strings
 from telescope_core.base.types import (
@@ -450,6 +450,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            ready: Any = select.select([], [descriptor], [], _THREAD_SEND_S)[1]
+            ready = is_ready(descriptor, wait_s=_THREAD_SEND_S, to_write=True)
             if not ready and len(view) == len(data):
                 return

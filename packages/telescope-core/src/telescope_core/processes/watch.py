@@ -10,7 +10,6 @@ and sends the beats in its place. When code has ended the worker, its last beat 
 
 import asyncio
 import os
-import select
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from telescope_core.base.open_files import is_ready
 from telescope_core.base.process_facts import resident_bytes
 from telescope_core.environments.author_errors import as_failure
 from telescope_core.environments.held import Noted, Watched
@@ -221,7 +221,7 @@ def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
             with suppress(OSError):
                 os.close(descriptor)
     watched = Watched(notes.memory, child)
-    while not select.select([guard_fd, alive_read], [], [], BEAT_EVERY_S)[0]:
+    while not is_ready(guard_fd, alive_read, wait_s=BEAT_EVERY_S):
         held_s = watched.still_s()
         if held_s > _HELD_AFTER_S:
             _say(socket_fd, child, watched.holder(), held_s=held_s)

@@ -1,4 +1,4 @@
-"""Turn a full disk, a quota or a file size limit into an error that says where to make room."""
+"""Turn a full disk, a quota or a limit on files into an error that says where to make room."""
 
 import errno
 import os
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from telescope_core.base.errors import NoRoomError
+from telescope_core.base.open_files import advice_for
 
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
@@ -42,6 +43,8 @@ def lack_of_room(
     Libraries hide the system's error. One of theirs counts as a lack of room if there is less than
     `needed_bytes`.
     """
+    if too_many := advice_for(error):
+        return NoRoomError(f"cannot write {path}: {too_many}. Nothing there is half written")
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -7,7 +7,6 @@ may take minutes, has to run in another process: `Helpers`.
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from math import prod
 from typing import Any
 
 from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError
+from telescope_core.base.open_files import is_ready
 from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL, Verdict
 from telescope_core.graders.mathematics.notation import MAX_CHARACTERS
 from telescope_core.graders.mathematics.numbers import Amount
@@ -188,7 +188,7 @@ class _Helper:
         ends_s = time.monotonic() + limit_s
         while b"\n" not in self._kept:
             left_s = ends_s - time.monotonic()
-            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+            if left_s <= 0 or not is_ready(descriptor, wait_s=left_s):
                 raise ProcessDiedError(
                     f"a process that compares formulas said nothing for {limit_s:g} s; the machine "
                     "is too busy"
