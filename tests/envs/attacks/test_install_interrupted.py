@@ -1,13 +1,19 @@
 """Installing under kill -9, two at once, a full disk, and registries that go back in time."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.envs.projects import toy_publication
 
+from telescope_cli.env import install as installing
+from telescope_cli.env.install import Outcome, attempt_all
+from telescope_core.base.interrupts import Interrupted, asked, taken
 from telescope_core.errors import RegistryError
 from telescope_envs.install.data import (
     lock_file,
@@ -18,6 +24,7 @@ from telescope_envs.install.steps import (
     InstallOptions,
     Step,
 )
+from telescope_envs.processes.running import passed_on, run_program
 from telescope_envs.records.files import locked
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.lockfile import read_lock
@@ -114,6 +121,65 @@ def test_a_full_disk(toy_registry, home, limit_bytes):
     left = [path for path in home.rglob(".*") if path.name.startswith((".part", ".building"))]
     assert left == []
     assert ended(started(toy_registry))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "is_done"),
+    [
+        *((step, False) for step in (Step.LOCK, Step.BUILD, Step.DEPENDENCIES, Step.PROBE)),
+        (Step.ACTIVATE, True),
+        (Step.WRITE_LOCK, True),
+    ],
+)
+def test_a_signal_ends_an_installation_at_its_next_step(toy_registry, home, step, is_done):
+    lock = Path("telescope.lock").absolute()
+    steps, begun = [], []
+
+    def announce(text):
+        steps.append(text)
+        if text.endswith(step):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+            while asked() is None:
+                os.sched_yield()
+
+    def toy():
+        install(toy_registry, "toy", options=InstallOptions(lock=lock), progress=announce)
+        return Outcome(name="toy", state="installed")
+
+    def other():
+        begun.append("other")
+        return Outcome(name="other", state="installed")
+
+    with taken(), pytest.raises(Interrupted):
+        attempt_all({"toy": toy, "other": other}, at_once=1)
+    assert begun == []
+    assert steps[-1].endswith(Step.WRITE_LOCK if is_done else step)
+    assert toys() == (["0.1.0"] if is_done else [])
+    assert lock.exists() == is_done
+    assert [path for path in home.rglob(".*") if path.name.startswith((".part", ".building"))] == []
+
+
+def test_a_signal_ends_a_program_that_hangs_and_one_thread_that_does_is_left(monkeypatch):
+    monkeypatch.setattr(installing, "_END_WITHIN_S", 0.0)
+    silence, ended_by = threading.Event(), []
+
+    def hang(number):
+        if number == 0:
+            silence.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        try:
+            run_program(["sleep", "900"], environ=passed_on(), limit_s=900.0, late="late")
+        except BaseException as error:
+            ended_by.append(type(error))
+            ends.set()
+            raise
+
+    ends = threading.Event()
+    with taken():
+        with pytest.raises(Interrupted):
+            attempt_all({str(one): partial(hang, one) for one in range(2)}, at_once=2)
+        assert ends.wait(60)
+    assert ended_by == [Interrupted]
 
 
 def test_an_older_version_must_be_typed_exactly(toy_registry, home, tmp_path):

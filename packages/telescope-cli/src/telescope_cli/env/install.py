@@ -2,12 +2,14 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +26,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError, unknown_name
+from telescope_core.base.interrupts import asked, held
 from telescope_core.base.secret_names import secrets_line
 from telescope_envs.install.adapted import unlink_adapted
 from telescope_envs.install.install import install as install_environment
@@ -45,6 +48,8 @@ from telescope_envs.registry.lookup import open_registry_of
 from telescope_envs.registry.resolving import UpdatePlan, plan_update
 
 _AT_ONCE = 4
+_END_WITHIN_S = 5.0
+"""Seconds at a signal for what runs to remove its unfinished folders; later installs would."""
 _WORDS = {"unchanged": "already installed"}
 
 
@@ -401,11 +406,34 @@ def attempt(name: str, install: Callable[[], Outcome]) -> Outcome:
 def attempt_all(installs: Mapping[str, Callable[[], Outcome]], *, at_once: int) -> list[Outcome]:
     """Run `installs` (typed name -> function), up to `at_once` together; returns their outcomes.
 
-    The outcomes are in the order of `installs`.
+    The outcomes are in the order of `installs`. At a signal, those that wait are not begun, and
+    those that run end at their next step, and their programs at once.
     """
-    with ThreadPoolExecutor(at_once) as pool:
-        started = [pool.submit(attempt, name, install) for name, install in installs.items()]
-        return [future.result() for future in started]
+    futures = {name: Future[Outcome]() for name in installs}
+    waiting = iter(installs.items())  # a step of it is taken by one thread only
+
+    def work() -> None:
+        for name, install in waiting:
+            if asked() is not None:
+                return
+            try:
+                futures[name].set_result(attempt(name, install))
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it again
+                futures[name].set_exception(error)
+
+    # Those of an executor would keep the process from ending while a server does not answer.
+    threads = [Thread(target=work, daemon=True) for _ in range(min(at_once, len(installs)))]
+    try:
+        for thread in threads:
+            thread.start()
+        return [future.result() for future in futures.values()]
+    except KeyboardInterrupt:
+        until_s = time.monotonic() + _END_WITHIN_S
+        with held():
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join(max(0.0, until_s - time.monotonic()))
+        raise
 
 
 def installed(name: str, release: Release, *, is_new: bool) -> Outcome:

@@ -150,6 +150,12 @@ def raise_if_asked() -> None:
         raise Interrupted(_signals.first)
 
 
+def raise_in_thread_if_asked() -> None:
+    """Raise Interrupted in a thread that works for the main one, where the signal itself raises."""
+    if not _is_main_thread():
+        raise_if_asked()
+
+
 @contextmanager
 def held() -> Generator[None]:
     """Keep signals from interrupting the block; afterwards, `asked` returns one that came."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from telescope_core.base.errors import unknown_name
+from telescope_core.base.interrupts import raise_in_thread_if_asked
 from telescope_envs.install.attestations import asks_for_attestation
 from telescope_envs.install.data import installing, remove_leftovers, remove_unused_venvs
 from telescope_envs.install.loading import describe_wheel
@@ -166,6 +167,7 @@ def _install_shared(
         # Its examples are not counted: that may download a dataset that nobody will use.
         contents = read_release(wheel.read_bytes(), release)
         describe_wheel(contents, counts_examples=False)
+        raise_in_thread_if_asked()
         progress(f"{label}: {Step.WHEEL}")
         if is_installed(release.distribution):
             uninstall_distribution(release.distribution)

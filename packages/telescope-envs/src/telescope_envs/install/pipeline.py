@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.base.errors import RegistryError
+from telescope_core.base.interrupts import raise_in_thread_if_asked
 from telescope_envs.install.attestations import asks_for_attestation, require_attestation
 from telescope_envs.install.data import (
     cached_wheel,
@@ -174,6 +175,7 @@ def install_isolated(
                 planned = planned_installation(address_of(registry), release, entry)
                 build_venv(planned, wheel, uv, options=options, progress=progress)
         assert entry is not None, "what is built has an entry"
+        raise_in_thread_if_asked()  # what is in use is in telescope.lock, too
         is_new = activate(entry, progress=progress, moves=True)
         if options.lock is not None:
             record_in_lock(options.lock, entry, progress=progress)

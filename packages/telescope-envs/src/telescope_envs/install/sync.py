@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.interrupts import raise_in_thread_if_asked
 from telescope_envs.install.attestations import asks_for_attestation, require_kept_attestation
 from telescope_envs.install.data import (
     cached_attestation,
@@ -85,6 +86,7 @@ def sync_environment(
                 uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
                 planned = planned_installation(entry.registry, release, entry)
                 build_venv(planned, wheel, uv, options=options, progress=progress)
+        raise_in_thread_if_asked()
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
             remember_project(options.lock)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.interrupts import raise_in_thread_if_asked
 from telescope_envs.records.model import read_json
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
@@ -179,8 +180,9 @@ def kept(
 
 
 def wait_for(programs: Sequence[Kept]) -> None:
-    """Return when all have ended, each at its own limit at the latest."""
+    """Return when all have ended, each at its own limit at the latest; raises at a signal."""
     while running := [one for one in programs if not one.has_ended]:
+        raise_in_thread_if_asked()
         streams = [stream for one in running for stream in one.streams]
         if streams:
             select.select(streams, [], [], _LOOK_EVERY_S)

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, NoRoomError, RegistryError, TelescopeError
+from telescope_core.base.interrupts import raise_in_thread_if_asked
 
 VARIABLE = "TELESCOPE_HOME"
 
@@ -113,6 +114,7 @@ def locked(
             if not has_told:
                 progress(f"waiting for another process: {what}")
                 has_told = True
+            raise_in_thread_if_asked()
             time.sleep(_POLL_S)
         yield descriptor
     finally:
