@@ -334,13 +334,18 @@ def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     found = as_json(capsys, "out", "--env", "sums_env:Sums")
     assert (found["reward"]["num_fell"], found["steps"][0]["step"]) == (2, 1)
     assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 2
+    said = capsys.readouterr().err
+    assert "choose another --output, or remove it: a rescore is not continued" in said
+    assert "--resume" not in said
 
 
 def test_a_signal_is_noted_in_the_folder_and_the_run_stays(place, capsys):
     run = save_run("Sums", ANSWERS)
     before = [row.reward for row in run.rollouts()]
     assert rescore("r", "--env", "sums_env:Interrupted", "--output", "out") == 143
-    assert capsys.readouterr().err.endswith("telescope: interrupted by SIGTERM\n")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("telescope: interrupted by SIGTERM. The rewards so far are in ")
+    assert said.endswith("; remove it, or choose another --output, and repeat the command")
     assert EvalFolder(Path("out")).info().state is RunState.INTERRUPTED
     assert [row.reward for row in run.rollouts()] == before
 

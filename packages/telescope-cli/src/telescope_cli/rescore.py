@@ -24,7 +24,7 @@ from telescope_cli.eval.command import (
     EnvWorkersOption,
 )
 from telescope_cli.eval.flags import unparsed
-from telescope_cli.eval.play import recorded
+from telescope_cli.eval.play import recorded, telling
 from telescope_cli.eval.view import AsJsonOption, print_unreadable, tell
 from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import progress_of
@@ -64,6 +64,7 @@ from telescope_core.records.rows import RolloutRow
 from telescope_core.reports import write_eval_report
 from telescope_core.settings.config import merged
 
+_IF_USED = "choose another --output, or remove it: a rescore is not continued"
 _MORE_EXAMPLES = 10_000
 """Number of further examples to search, beyond those of the rollouts."""
 
@@ -262,7 +263,13 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
         target: EvalFolder | None = None
         if output is not None:
             with held():
-                target = EvalFolder.create(output, manifest=request.manifest())
+                target = EvalFolder.create(output, manifest=request.manifest(), if_used=_IF_USED)
+                recording.enter_context(
+                    telling(
+                        f"The rewards so far are in {output}, and cannot be continued; remove it, "
+                        "or choose another --output, and repeat the command"
+                    )
+                )
                 recording.enter_context(recorded(target))
             target.hide = hide
         with progress_of("grading", unit="rollouts") as on_progress:

@@ -55,7 +55,12 @@ def evaluate(
     with ExitStack() as stack:
         with held():
             root, folders = _open_folders(requests, output, resume=resume)
-            stack.enter_context(_resumable(root))
+            stack.enter_context(
+                telling(
+                    f"Finished rollouts are in {root}; repeat the command with --output "
+                    f"{quote(str(root))} --resume to continue"
+                )
+            )
             for folder in folders:
                 stack.enter_context(recorded(folder))
         raise_if_asked()
@@ -264,12 +269,8 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _resumable(path: Path) -> Generator[None, None, None]:
-    """After a signal or on a full disk, print what is kept and how to continue."""
-    kept = (
-        f"Finished rollouts are in {path}; repeat the command with --output {quote(str(path))} "
-        "--resume to continue"
-    )
+def telling(kept: str) -> Generator[None, None, None]:
+    """After a signal or on a full disk, say what is `kept` and how to go on."""
     try:
         yield
     except Interrupted as error:

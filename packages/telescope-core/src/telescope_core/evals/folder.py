@@ -60,8 +60,14 @@ class EvalFolder:
         """Values of secrets that are removed from everything that is written from now on."""
 
     @classmethod
-    def create(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
-        """Start an eval in `path`, which must be new or empty.
+    def create(
+        cls,
+        path: Path,
+        *,
+        manifest: Mapping[str, JsonValue],
+        if_used: str = "choose another --output, or add --resume to continue an eval",
+    ) -> "EvalFolder":
+        """Start an eval in `path`, which must be new or empty; `if_used` says what to do otherwise.
 
         `manifest` holds everything that affects the results; `resume` decides which parts may
         change.
@@ -73,10 +79,7 @@ class EvalFolder:
         with claimed(path):
             folder._require_ended()
             if any(path.iterdir()):
-                raise ConfigError(
-                    f"{path} exists and is not an empty folder; choose another --output, "
-                    "or add --resume to continue an eval"
-                )
+                raise ConfigError(f"{path} exists and is not an empty folder; {if_used}")
             folder._write(manifest, new_run_info(path.name))
         return folder
 
