@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    NoRoomError,
+    TelescopeError,
+)
 from telescope_envs.install.packages import install_requirements
 from telescope_envs.processes import running as subprocesses
+from telescope_envs.processes import uv
 from telescope_envs.processes.running import (
     kept,
     run_program,
@@ -285,3 +291,31 @@ with ThreadPoolExecutor(16) as pool:
 def test_uv_is_found_by_threads_that_are_the_first_to_look_for_it() -> None:
     for _ in range(3):
         assert run(FINDING) == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (
+            "error: failed to copy file from `/a` to `PLACE/b`: No space left on device "
+            "(os error 28)",
+            NoRoomError,
+            r"cannot write .*/b: the disk is full \(.* are free in ",
+        ),
+        ("error: write failed: Quota exceeded (os error 122)", NoRoomError, "quota of this user"),
+        (
+            "error: Failed to initialize cache at `/proc/x/.cache/uv`\n  cause: failed to create "
+            "directory `/proc/x/.cache/uv`: No such file or directory (os error 2)",
+            ConfigError,
+            r"uv cannot use its cache \(.*\); set HOME or UV_CACHE_DIR",
+        ),
+        ("error: no such package", EnvironmentLoadError, "uv said:\nerror: no such package"),
+    ],
+)
+def test_a_failure_of_uv_has_the_code_of_its_cause(tmp_path, monkeypatch, said, kind, words):
+    said = said.replace("PLACE", str(tmp_path))
+    done = subprocess.CompletedProcess([], 2, "", said)
+    monkeypatch.setattr(uv, "run_program", lambda *_, **__: done)
+    with pytest.raises(TelescopeError, match=f"(?s)acme/toy.*{words}") as failed:
+        uv.Uv().run(["venv"], failure="acme/toy needs a thing")
+    assert type(failed.value) is kind

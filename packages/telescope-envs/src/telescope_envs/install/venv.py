@@ -26,7 +26,7 @@ from telescope_envs.install.loading import probe
 from telescope_envs.install.requirements import CORE, install_requirements
 from telescope_envs.install.steps import InstallOptions, Progress, Step
 from telescope_envs.processes.uv import Uv
-from telescope_envs.records.files import files_below, remove_tree
+from telescope_envs.records.files import files_below, remove_tree, unwritable
 from telescope_envs.records.installed import Installation
 from telescope_envs.rules.wheel import WheelContents, read_release, record_of
 
@@ -88,9 +88,8 @@ def build_venv(
             probe(python, planned.release)
             (scratch / VENV_RECORD).write_bytes(planned.as_json())
     except OSError as error:
-        raise EnvironmentLoadError(
-            f"{label}: {error.filename or folder}: {error.strerror}; nothing was installed"
-        ) from error
+        what = f"{label}: {error.filename or folder}"
+        raise unwritable(what, error, "nothing was installed") from error
 
 
 @contextmanager

@@ -17,8 +17,15 @@ from pathlib import Path
 import uv
 from packaging.utils import canonicalize_name
 
-from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    NoRoomError,
+    TelescopeError,
+)
+from telescope_core.records.room import lack_of_room
 from telescope_envs.processes.running import run_program
+from telescope_envs.records.files import data_folder
 
 # Before CPython 3.12, threads that ask `sysconfig` first at the same time find it half filled
 # (python/cpython#92452), and uv's package asks it where uv is. An import has one thread.
@@ -129,6 +136,9 @@ def _exists(place: str) -> bool:
 
 _TIME_LIMIT_S = 900.0
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
+_PLACE = re.compile(r"`(/[^`]+)`")
+_NO_ROOM = re.compile(rf"os error ({'|'.join(map(str, NoRoomError.CODES))})\b")
+_NO_CACHE = re.compile("[Ff]ailed to initialize cache")
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`|(\S+?)(?:==\S+)? has no usable wheels")
 
 
@@ -144,7 +154,10 @@ class Uv:
     """Descriptors of locks that stay held while uv runs, even if this process is killed."""
 
     def run(self, arguments: Sequence[str], *, failure: str) -> str:
-        """Run uv and return its output; raises EnvironmentLoadError that begins with `failure`."""
+        """Run uv and return its output; raises an error that begins with `failure`.
+
+        It is NoRoomError on a full disk, and ConfigError for a cache that cannot be used.
+        """
         late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
         finished = run_program(
             [uv.find_uv_bin(), *arguments, *self._options()],
@@ -154,7 +167,7 @@ class Uv:
             heirs=self.heirs,
         )
         if finished.returncode:
-            raise EnvironmentLoadError(f"{failure}. uv said:\n{finished.stderr.strip()}")
+            raise _failed(failure, finished.stderr.strip())
         return finished.stdout
 
     def make_venv(self, folder: Path, *, python: str = sys.executable, moves: bool = False) -> None:
@@ -222,6 +235,20 @@ class Uv:
             found = str(self.wheels.absolute())
             return ["--offline", "--no-config", "--no-index", "--find-links", found]
         return [*config_options(os.environ), *(("--offline",) if self.offline else ())]
+
+
+def _failed(failure: str, said: str) -> TelescopeError:
+    """Return the error for what uv `said`: of the disk, of its cache, or of the packages."""
+    error = EnvironmentLoadError(f"{failure}. uv said:\n{said}")
+    if _NO_ROOM.search(said):
+        place = Path([str(data_folder()), *_PLACE.findall(said)][-1])
+        return NoRoomError(f"{failure}: {lack_of_room(place, error)}")
+    if _NO_CACHE.search(said):
+        return ConfigError(
+            f"{failure}: uv cannot use its cache ({' '.join(said.split())}); set HOME or "
+            "UV_CACHE_DIR to a folder that can be written"
+        )
+    return error
 
 
 def installed_pins() -> list[str]:
