@@ -213,6 +213,15 @@ def test_a_path_that_cannot_be_used_is_one_message(
     assert message in err
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="it needs a place without folders")
+def test_a_home_where_no_folder_can_be_made_is_one_message(telescope, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", "/proc/x")
+    code, _, err = telescope("env", "install", "math-reasoning", "--no-lock")
+    assert code == 2
+    assert "cannot be made: /proc takes no new folders; name another place" in err
+    assert "Traceback" not in err
+
+
 def raising(error: Exception):
     """Return what builds a command that raises `error`."""
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core.errors import NoRoomError
+from telescope_core.errors import ConfigError, NoRoomError
+from telescope_core.evals import EvalFolder
 from telescope_core.records import RunFolder, row_log
 from telescope_core.records.events import AttemptEvent, EventLog, Stage, read_events
 from telescope_core.records.files import append_json_line, read_json, write_json
@@ -107,6 +108,22 @@ def test_too_many_open_files_name_the_path_and_the_limit(tmp_path: Path, code: i
     with pytest.raises(NoRoomError, match=said), whole_file(tmp_path / "x"):
         raise OSError(code, "no")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="it needs a place without folders")
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda path: RunFolder.create(path, config={}),
+        lambda path: RunFolder.begin(path, name="run"),
+        lambda path: EvalFolder.create(path, manifest={}),
+        lambda path: EvalFolder.create_beside(path / "eval", manifest={}),
+        lambda path: write_json(path / "file.json", {}),
+    ],
+)
+def test_a_place_without_folders_is_named(begin) -> None:
+    with pytest.raises(ConfigError, match="cannot be made: /proc takes no new folders"):
+        begin(Path("/proc/none/out"))
 
 
 def test_other_failures_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:

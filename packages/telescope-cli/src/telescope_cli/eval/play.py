@@ -23,6 +23,7 @@ from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
 from telescope_core.processes.settings import split_address
 from telescope_core.records import RunState
+from telescope_core.records.folders import make_folder
 from telescope_core.reports import write_eval_report
 
 
@@ -219,8 +220,9 @@ def _new_root() -> Path:
     base = Path("runs", "evals", _stamp())
     for number in count(1):
         root = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        make_folder(root.parent)
         with suppress(FileExistsError):
-            root.mkdir(parents=True)
+            root.mkdir()
             return root
     raise AssertionError("there is always another number")
 

@@ -27,7 +27,7 @@ from telescope_core.records.files import (
     why_no_object,
     write_json,
 )
-from telescope_core.records.folders import claimed
+from telescope_core.records.folders import claimed, make_folder
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 
@@ -74,7 +74,7 @@ class EvalFolder:
         """
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; choose another --output")
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         folder = cls(path)
         with claimed(path):
             folder._require_ended()
@@ -86,7 +86,7 @@ class EvalFolder:
     @classmethod
     def create_beside(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
         """Start an eval in `path`, or in `path`-2, `path`-3, ... if other evals have the name."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         for number in count(1):
             free = path if number == 1 else path.with_name(f"{path.name}-{number}")
             try:

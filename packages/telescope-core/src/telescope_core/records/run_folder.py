@@ -37,7 +37,7 @@ from telescope_core.records.files import (
     write_json,
     write_json_lines,
 )
-from telescope_core.records.folders import claimed, whole_file
+from telescope_core.records.folders import claimed, make_folder, whole_file
 from telescope_core.records.identity import (
     FORMAT_VERSION,
     Resume,
@@ -137,7 +137,7 @@ class RunFolder:
         require_utf8(path)
         if path.exists() and not path.is_dir():
             raise ConfigError(_no_run(path))
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         run = cls(path)
         with claimed(path):
             if any(path.iterdir()):
@@ -156,7 +156,7 @@ class RunFolder:
         before `drop_after` is called is as it was. A run that is still running is refused, see
         `require_ended`.
         """
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         run = cls(path)
         with claimed(path):
             run.require_ended(has_ended_elsewhere=has_ended_elsewhere)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, NoRoomError, RegistryError, TelescopeError
 from telescope_core.base.interrupts import raise_in_thread_if_asked
+from telescope_core.records.folders import make_folder
 
 VARIABLE = "TELESCOPE_HOME"
 
@@ -142,7 +143,7 @@ def holder_of(path: Path) -> str:
 def _opened(path: Path) -> int:
     if path.is_dir():
         return os.open(path, os.O_RDONLY)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
 
 
@@ -171,7 +172,7 @@ def _named(path: Path) -> Generator[None]:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a file, and the folders above it; an OSError names it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with _named(path):
         path.write_bytes(data)
 
@@ -198,7 +199,7 @@ def replace_file(path: Path, data: bytes, *, scratch: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file of this user in the same way, in a folder that may be new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _replace(path, data, aside=path.with_name(f".{path.name}.{os.getpid()}.part"))
 
 
