@@ -4,17 +4,19 @@ import json
 import os
 import subprocess
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from telescope_cli.main import main
-from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_envs.publish.build import (
     build_and_inspect,
     build_wheel,
     copy_sources,
     left_out,
 )
+from telescope_envs.publish.release import release_of
 from telescope_envs.records.projects import read_datasets
 
 CODE = '"""A toy."""\n\nfrom telescope_core import SingleTurnEnvironment\n'
@@ -202,7 +204,7 @@ def test_files_of_a_repository_within_the_project_are_named_as_such(tmp_path):
         ('[project]\nname = "a"\n', ConfigError, "declares no build backend"),
         ("[project", ConfigError, "not TOML"),
         (PROJECT.replace("0.1.0", "one"), EnvironmentLoadError, "cannot be built.*one"),
-        (PROJECT.replace("acme-toy", "acme-other"), RegistryError, "telescope_env_acme_other"),
+        (PROJECT.replace("acme-toy", "acme-other"), ConfigError, "telescope_env_acme_other"),
     ],
 )
 def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
@@ -212,6 +214,20 @@ def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
     with pytest.raises(error, match=f"(?s){message}"):
         build_and_inspect(project, tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"entry_name": "other"}, "must be named 'toy', got 'other'"),
+        ({"summary": "x" * 999}, "toy"),
+    ],
+)
+def test_a_wheel_that_cannot_be_a_release_is_the_fault_of_its_project(tmp_path, changed, message):
+    built = build_and_inspect(write(tmp_path / "toy"), tmp_path / "dist")
+    odd = replace(built, contents=replace(built.contents, **changed))
+    with pytest.raises(ConfigError, match=message):
+        release_of(odd, owner="acme", artifacts=("{filename}",), counts_examples=False)
 
 
 def test_a_byte_order_mark_is_refused_where_build_backends_fail_at_it(tmp_path):

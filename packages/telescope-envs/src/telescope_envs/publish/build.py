@@ -178,7 +178,10 @@ def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
     with tempfile.TemporaryDirectory() as scratch:
         made = build_wheel(project, Path(scratch))
         data = made.read_bytes()
-        contents = read_wheel(data, made.name)
+        try:
+            contents = read_wheel(data, made.name)
+        except RegistryError as error:  # it is no file of a registry yet
+            raise ConfigError(str(error)) from error
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / made.name
         path.write_bytes(data)
@@ -198,12 +201,12 @@ def build_wheel(project: Path, folder: Path) -> Path:
         _run_backend(project, copy, out, epoch=epoch)
         wheels = list(out.glob("*.whl"))
         if len(wheels) != 1:
-            raise RegistryError(f"{project}: its build made {len(wheels)} wheels, expected 1")
+            raise ConfigError(f"{project}: its build made {len(wheels)} wheels, expected 1")
         target = folder / wheels[0].name
         try:
             made = read_file(wheels[0], max_bytes=MAX_WHEEL_BYTES)
         except OSError as error:
-            raise RegistryError(
+            raise ConfigError(
                 f"{project}: its build made {target.name}, which cannot be read: {error.strerror}"
             ) from error
         target.write_bytes(normalise(made, epoch=int(epoch)))

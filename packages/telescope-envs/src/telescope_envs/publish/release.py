@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from packaging.version import Version
 
-from telescope_core.base.errors import ConfigError, RegistryError, TelescopeError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_envs.install.loading import describe_wheel, settings_in
 from telescope_envs.publish.build import BuiltWheel
 from telescope_envs.publish.source import require_above
@@ -46,7 +46,7 @@ def release_of(
     contents = built.contents
     name = split_distribution(contents.distribution, owner)
     if contents.entry_name != name:
-        raise RegistryError(
+        raise ConfigError(
             f"{built.path.name}: its entry point must be named {name!r}, got "
             f"{contents.entry_name!r}; rename it in pyproject.toml"
         )
@@ -83,7 +83,7 @@ def release_of(
     try:
         return converted(Release, fields)
     except RecordProblem as problem:
-        raise RegistryError(
+        raise ConfigError(
             f"{built.path.name}: {problem}; correct it in the environment or in its pyproject.toml"
         ) from None
 
