@@ -49,6 +49,9 @@ BROAD_EXCEPT = {
         "compilers of kernels have exceptions of their own: the next kind of attention is tried"
     ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
+    "packages/telescope-cli/src/telescope_cli/env/install.py": (
+        "raised again in the main thread, which waits for it"
+    ),
     "packages/telescope-core/src/telescope_core/base/interruptible.py": (
         "raised again as the signal that asked for the end"
     ),

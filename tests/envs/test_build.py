@@ -216,17 +216,10 @@ def test_what_cannot_be_built_is_one_clear_message_and_leaves_nothing(
     assert not (tmp_path / "dist").exists()
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"entry_name": "other"}, "must be named 'toy', got 'other'"),
-        ({"summary": "x" * 999}, "toy"),
-    ],
-)
-def test_a_wheel_that_cannot_be_a_release_is_the_fault_of_its_project(tmp_path, changed, message):
+def test_a_wheel_that_cannot_be_a_release_is_the_fault_of_its_project(tmp_path):
     built = build_and_inspect(write(tmp_path / "toy"), tmp_path / "dist")
-    odd = replace(built, contents=replace(built.contents, **changed))
-    with pytest.raises(ConfigError, match=message):
+    odd = replace(built, contents=replace(built.contents, entry_name="other"))
+    with pytest.raises(ConfigError, match="must be named 'toy', got 'other'"):
         release_of(odd, owner="acme", artifacts=("{filename}",), counts_examples=False)
 
 

@@ -10,14 +10,13 @@ inside the driver can.
 
 import mmap
 import os
+import select
 import signal
 import struct
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from telescope_core.base.open_files import is_ready
 
 BEATS = struct.Struct("<Q")
 EXIT = struct.Struct("<?q")
@@ -156,7 +155,10 @@ def _state(pid: int) -> str:
 def watch_driver(memory_fd: int, guard_fd: int, pid: int) -> None:
     """Watch a driver until the pipe behind `guard_fd` closes; print which code ended it."""
     watched = Watched(mmap.mmap(memory_fd, MEMORY_BYTES), pid)
-    while not is_ready(guard_fd, wait_s=_LOOK_EVERY_S):
+    # Not `select`: the driver's descriptors may be beyond 1023.
+    guard = select.poll()
+    guard.register(guard_fd, select.POLLIN)
+    while not guard.poll(_LOOK_EVERY_S * 1000):
         held_s, (blocker, blocked_s) = watched.still_s(), watched.blocker()
         holder = watched.holder() if held_s > _HELD_AFTER_S else None
         code, still_s, what = holder, held_s, "the interpreter"
