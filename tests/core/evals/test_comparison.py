@@ -312,6 +312,22 @@ def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
     assert (risen.high, risen.p) == (1.0, pytest.approx(2 / 256))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "rollouts"),
+    [
+        ([0, 0], [1, -0.5], 1),
+        ([0, 0], [1, -1], 1),
+        ([0, 0, 0], [1, -1, 1], 8),
+        ([0, 0, 0], [1, 0, 0], 1),
+        ([0, 0, 0], [50, 0, 0], 1),
+    ],
+)
+def test_tasks_too_few_for_any_difference_are_called_that(before, after, rollouts):
+    one = paired_difference("reward", before, after, rollouts=rollouts)
+    assert (one.detectable, one.is_alike) == (None, False)
+    assert "; too few steps to find even the largest difference" in sentence(one, unit="step")
+
+
 def test_sentences_say_what_was_shown_and_what_could_have_been():
     risen = paired_difference("pass@1", [0.0, 0.5] * 20, [0.5, 1.0] * 19 + [0.5, 0.5])
     assert "pass@1 rose" in sentence(risen)

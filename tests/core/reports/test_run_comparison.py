@@ -139,6 +139,14 @@ def test_evals_are_paired_by_the_steps_that_the_weights_took(tmp_path):
     assert "b scored the same as a" in found.verdict
 
 
+def test_changes_that_cancel_are_not_called_the_same(tmp_path):
+    a = a_run(tmp_path / "a", [{"x": [0.5]}, {"x": [0.5]}], {})
+    b = a_run(tmp_path / "b", [{"x": [1.0]}, {"x": [0.0]}], {})
+    found = compare_runs(a, b)
+    assert "No difference is shown between a and b" in found.verdict
+    assert "too few steps to find even the largest difference" in found.verdict
+
+
 def test_without_evals_the_reward_of_training_decides_and_says_so(tmp_path):
     draw = random.Random(0)
     a, b = (

@@ -51,10 +51,13 @@ class Difference:
     detectable: float | None
     """Least true difference that these tasks would show in 4 of 5 such comparisons.
 
-    None with fewer than 2 tasks, and where all differ by the same, so that no spread is seen.
+    None where all tasks changed by the same (`is_alike`), so that no spread is seen, and where they
+    are so few that even the largest difference that there can be would not be found so often.
     """
     num_tasks: int
     """Number of tasks that both evals scored."""
+    is_alike: bool = False
+    """Whether all tasks changed by the same, as a single one does."""
 
     @property
     def change(self) -> float:
@@ -137,9 +140,10 @@ def paired_difference(
     span = max(span, *map(abs, changes_N)) or 1.0
     changes_N = [change / span for change in changes_N]
     mean = math.fsum(changes_N) / num_tasks
+    is_alike = are_alike(changes_N)
     if num_tasks < 2:
         found = _Change(None, None, None, None)
-    elif are_alike(changes_N):
+    elif is_alike:
         low, high = (2.0 * end - 1.0 for end in ends_of_constant((mean + 1.0) / 2, num_tasks))
         p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
         found = _Change(low, high, p, None)
@@ -157,6 +161,7 @@ def paired_difference(
         p=found.p,
         detectable=detectable,
         num_tasks=num_tasks,
+        is_alike=is_alike,
     )
 
 
@@ -182,7 +187,10 @@ def _apart(changes_N: Sequence[float], mean: float, rollouts: int) -> _Change:
     power = t_quantile(POWER, degrees) / t_quantile(1.0 - _TAIL, degrees)
     detectable = 2.0 * found.sd * NORMAL_QUANTILE * (1.0 + power)
     return _Change(
-        min(low, mean), max(high, mean), min(1.0, 2.0 * min(below, 1.0 - below)), detectable
+        min(low, mean),
+        max(high, mean),
+        min(1.0, 2.0 * min(below, 1.0 - below)),
+        detectable if detectable < 1.0 else None,
     )
 
 

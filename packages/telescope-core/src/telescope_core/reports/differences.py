@@ -30,8 +30,11 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     )
     if one.is_shown:
         return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
-    could = f"all {unit}s changed by the same, so what they could show is not known"
-    if one.detectable is not None:
+    if one.is_alike:
+        could = f"all {unit}s changed by the same, so what they could show is not known"
+    elif one.detectable is None:
+        could = f"too few {unit}s to find even the largest difference 4 times in 5"
+    else:
         could = f"a true difference of {one.detectable:{style}} would be found 4 times in 5"
     return f"{one.measure}: no difference shown, {moved} ({numbers}; {could})"
 

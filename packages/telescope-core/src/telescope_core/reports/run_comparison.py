@@ -300,7 +300,7 @@ def _verdict(
     by_reward = (
         " No eval decides this, only the reward of training." if measured[0].unit == "step" else ""
     )
-    is_same = all(not one.difference.change and not one.difference.detectable for one in measured)
+    is_same = all(not one.difference.change and one.difference.is_alike for one in measured)
     if is_same and max(one.difference.num_tasks for one in measured) > 1:
         told = ", ".join(f"{one.what} ({one.difference.num_tasks} {one.unit}s)" for one in measured)
         return f"{other} scored the same as {one} wherever both were measured: {told}.{by_reward}"
