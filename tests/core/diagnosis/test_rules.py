@@ -96,6 +96,11 @@ def found_in(rows):
     return diagnose(History.of_rows(rows))
 
 
+def test_the_range_that_clips_is_that_of_the_run():
+    [one] = found_in(healthy(10, **PLANTED["rewards clipped"]))
+    assert "range that an [[environments]] entry of the run gives" in one.text
+
+
 def rising(before, after, at=50):
     """Return a value that changes within ten steps."""
     return lambda step: before + (after - before) * min(1.0, max(0.0, (step - at) / 10))

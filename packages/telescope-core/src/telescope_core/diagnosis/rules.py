@@ -427,8 +427,9 @@ RULES: tuple[Rule, ...] = (
     Rule("failures", Kind.BROKEN, "Do rollouts end?", _failures),
     Rule("collapse", Kind.BROKEN, "Is the reward near its best?", of_rewards.collapse),
     Rule("rewards clipped", Kind.UNHEALTHY, "Are rewards in their range?").in_a_row(
-        "Rewards lie outside the range that the environment declares, and were clipped to it.",
-        "Correct the reward, or widen reward_min and reward_max of the environment.",
+        "Rewards lie outside the range that an [[environments]] entry of the run gives, and were "
+        "clipped to it.",
+        "Correct the reward, or widen reward_min and reward_max there, or remove both.",
         "rewards/outside_range",
         holds=lambda number: number > 0,
     ),
