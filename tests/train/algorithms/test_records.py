@@ -1,5 +1,6 @@
 """The table of algorithms: finding one, its defaults, its advantages."""
 
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -109,6 +110,19 @@ def test_an_import_path_names_a_record(tmp_path, monkeypatch):
         load_algorithm("mine:MISSING")
     with pytest.raises(ConfigError, match="cannot import 'nowhere_at_all'"):
         load_algorithm("nowhere_at_all:MINE")
+
+
+@pytest.mark.parametrize(
+    ("field", "known"),
+    [
+        ("weighting", "'token', 'seq"),
+        ("compares", "'group', 'b"),
+        ("fixed_norm", "None, 'group', "),
+    ],
+)
+def test_a_record_is_checked_when_it_is_made(field, known):
+    with pytest.raises(ConfigError, match=f"{field} of .*'grpo' must be one of {known}.*'tokens'"):
+        replace(load_algorithm("grpo"), **{field: "tokens"})
 
 
 def test_an_unknown_name_lists_the_nearest():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.algorithms.advantages import Advantage
@@ -18,6 +18,8 @@ from telescope_train.algorithms.advantages import Advantage
 Weighting: TypeAlias = Literal["token", "sequence", "constant"]
 """token: every trained token counts the same. sequence: every rollout counts the same.
 constant: every token counts 1 / (rollouts * max_tokens), however long rollouts are."""
+Scope: TypeAlias = Literal["group", "batch"]
+"""The rollouts of one example, or all of a batch."""
 
 if TYPE_CHECKING:
     from telescope_train.algorithms.terms import Terms, TokenLoss
@@ -51,15 +53,27 @@ class Algorithm:
     """The dual clip of a loss of its own, used if the config sets none; None = it has none."""
     reads: frozenset[str] = frozenset()
     """The settings among `OWN_SETTINGS` that it uses."""
-    compares: Literal["group", "batch"] = "batch"
+    compares: Scope = "batch"
     """Rollouts that the advantage of one depends on: those of its group, or all of the batch. With
     `advantage_norm` "batch" it is always the batch."""
-    fixed_norm: Literal["group", "batch"] | None = None
+    fixed_norm: Scope | None = None
     """The fixed `advantage_norm` of an algorithm that does not read the setting; else None."""
     min_group_size: int = 2
     """Fewest rollouts of one example from which it can learn."""
     takes_negative_rewards: bool = True
     """Whether rewards may be negative; if not, settings that could make them so are refused."""
+
+    def __post_init__(self) -> None:
+        for field, known in (
+            ("weighting", get_args(Weighting)),
+            ("compares", get_args(Scope)),
+            ("fixed_norm", (None, *get_args(Scope))),
+        ):
+            if (given := getattr(self, field)) not in known:
+                raise ConfigError(
+                    f"{field} of algorithm {self.name!r} must be one of "
+                    f"{', '.join(map(repr, known))}, got {given!r}"
+                )
 
 
 OWN_SETTINGS = ("advantage_norm",)
