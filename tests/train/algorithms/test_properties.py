@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import ALGORITHMS, LIMIT, forms_of, loss_of, section_of, terms_of, weights_of
 from slow import Rollout, Token
 
-from telescope_train.algorithms import loss_function
-from telescope_train.algorithms.objective import estimator_of, kl_estimate
-from telescope_train.algorithms.terms import Terms, metric_sums, shared_metrics
+from telescope_core.errors import ConfigError
+from telescope_train.algorithms import load_algorithm, loss_function
+from telescope_train.algorithms.objective import estimator_of, kl_estimate, objective
+from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.config.schema import AlgorithmSection
 
@@ -320,6 +321,18 @@ def test_a_token_that_no_float_can_weigh_has_no_gradient():
     terms = terms_of(far_apart(79.0, 81.0, 700.0), [-1.0] * 3, torch.float32)
     slopes = gradient(terms, section_of("grpo", "clip")).tolist()
     assert slopes == [pytest.approx(math.exp(79.0), rel=1e-4), 0.0, 0.0]
+
+
+def test_a_loss_that_was_reduced_is_refused():
+    section = AlgorithmSection(algorithm="grpo")
+    mine = replace(
+        load_algorithm("grpo"),
+        name="mine",
+        loss=lambda terms, _: TokenLoss(loss_T=-terms.logprobs_T.mean()),
+    )
+    terms = terms_of(far_apart(0.4, -0.2), [1.5, -1.0])
+    with pytest.raises(ConfigError, match=r"'mine' .* per token, shape \(2,\); got shape \(\);"):
+        objective(terms, algorithm=mine, config=section)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.base.chains import sampled_tokens
-from telescope_core.errors import UnknownNameError
+from telescope_core.errors import ConfigError, UnknownNameError
 from telescope_core.types import (
     Completion,
     Group,
@@ -95,6 +95,22 @@ def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[floa
         deviation = statistics.stdev(rewards if norm == "group" else every)
         result += [value / (deviation + 1e-4) for value in values]
     return result
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda rewards_N: rewards_N[:-1], r"shape \(4,\) with 0 that"),
+        (lambda rewards_N: rewards_N[:, None], r"shape \(5, 1\) with 0 that"),
+        (lambda rewards_N: rewards_N.sum(), r"shape \(\) with 0 that"),
+        (lambda rewards_N: np.full_like(rewards_N, math.inf), r"shape \(5,\) with 5 that"),
+    ],
+)
+def test_advantages_other_than_one_number_a_rollout_are_refused(returned, got, monkeypatch):
+    mine = replace(GRPO, name="mine", advantage=lambda rewards_N, *_: returned(rewards_N))
+    monkeypatch.setitem(globals(), "GRPO", mine)
+    with pytest.raises(ConfigError, match=rf"algorithm 'mine' .* shape \(5,\); got {got}"):
+        credit(group("a", [1.0, 0.0, 1.0]), group("b", [0.0, 1.0]))
 
 
 REWARDS = st.lists(

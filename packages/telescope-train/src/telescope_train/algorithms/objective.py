@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from telescope_core.base.errors import unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.algorithms.policy_gradient import DUAL_CLIP
 from telescope_train.algorithms.record import Algorithm, load_algorithm
 from telescope_train.algorithms.terms import (
@@ -83,6 +83,11 @@ def objective(terms: Terms, *, algorithm: Algorithm, config: "AlgorithmSection")
     """Return the loss of each token; `config` comes from `resolved`."""
     policy = algorithm.loss(terms, config)
     policy_T, values = policy.loss_T, {}
+    if policy_T.shape != terms.mask_T.shape:
+        raise ConfigError(
+            f"the loss of algorithm {algorithm.name!r} must return one number per token, shape "
+            f"{tuple(terms.mask_T.shape)}; got shape {tuple(policy_T.shape)}; do not reduce it"
+        )
     for correction in _corrections(terms, config, algorithm):
         policy_T = correction.weights_T * policy_T
         values |= correction.metrics

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.base.errors import unknown_name
+from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.types import Group, Rollout, RolloutStatus, Sampling
 from telescope_train.algorithms import Algorithm, load_algorithm
 from telescope_train.algorithms.record import Weighting
@@ -325,7 +325,15 @@ def _advantages(
     # One call over all groups, because some algorithms normalize by the deviation of the batch.
     sizes_G = [len(group_rewards) for group_rewards in rewards.values()]
     groups_N = np.repeat(np.arange(len(sizes_G)), sizes_G)
-    advantages_N = algorithm.advantage(np.concatenate(list(rewards.values())), groups_N, norm)
+    rewards_N = np.concatenate(list(rewards.values()))
+    advantages_N = np.asarray(algorithm.advantage(rewards_N, groups_N, norm), dtype=np.float64)
+    if advantages_N.shape != rewards_N.shape or not np.isfinite(advantages_N).all():
+        num_bad = np.count_nonzero(~np.isfinite(advantages_N))
+        raise ConfigError(
+            f"the advantage of algorithm {algorithm.name!r} must return a finite number for each "
+            f"of {len(rewards_N)} rollouts, shape {rewards_N.shape}; got shape "
+            f"{advantages_N.shape} with {num_bad} that are not finite; correct its function"
+        )
     return dict(zip(rewards, np.split(advantages_N, np.cumsum(sizes_G)[:-1]), strict=True))
 
 
