@@ -122,13 +122,16 @@ def test_how_the_run_itself_began_is_not_taken_over(tiny, tmp_path):
 
 @pytest.mark.parametrize("step", [3, 0])
 def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(source, step):
+    with pytest.raises(ConfigError) as refused:
+        load_fork(source, step)
+    assert str(refused.value).endswith("; give --at one of 2, 5") == (step == 3)
     (source.checkpoints_path / "step-000002" / "state" / ".metadata").unlink()
     weights = {"has_training_state": False}
     checkpoint_at(source.checkpoints_path, load_fork(source, 5), 7, run="run", **weights)
     with pytest.raises(ConfigError, match=f"no checkpoint of step {step}") as refused:
         load_fork(source, step)
     said = str(refused.value)
-    assert ("give --at one of 5" in said) == (step == 3)
+    assert ("can go on only from step 5: give --at 5" in said) == (step == 3)
     assert ("train its settings file again" in said) == (step == 0)
     assert "step-000002 is not whole" in said
     assert "7" not in said.replace(str(source.path), "")

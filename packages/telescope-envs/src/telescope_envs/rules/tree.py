@@ -259,7 +259,7 @@ def _check_statuses(tree: Tree) -> None:
                 "status",
                 path,
                 f"yanks {version}, which is not published",
-                f"name one of {', '.join(sorted(published))}",
+                f"name a published one: {', '.join(sorted(published))}",
             )
 
 

@@ -105,7 +105,12 @@ def _checkpoint_at(run: RunFolder, config: Mapping[str, Any], step: int) -> RunC
             ", at which it began: train its settings file again, with another --name and the change"
         )
     elif of_run:
-        said += f"; give --at one of {', '.join(str(s) for s in sorted({x.step for x in of_run}))}"
+        steps = sorted({one.step for one in of_run})
+        said += (
+            f"; give --at one of {', '.join(map(str, steps))}"
+            if steps[1:]
+            else f"; training can go on only from step {steps[0]}: give --at {steps[0]}"
+        )
     else:
         said += (
             f", and no other from which training can go on (in {folder}); a run saves them with "

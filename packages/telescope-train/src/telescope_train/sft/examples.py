@@ -63,7 +63,7 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
         if config.messages_field not in row:
             raise ConfigError(
                 f"{label} has no column {config.messages_field!r}; set messages_field to one of "
-                f"{', '.join(sorted(row))}"
+                f"its columns: {', '.join(sorted(row))}"
             )
         chat, offered = row[config.messages_field], row.get(_TOOLS)
         if not isinstance(table, list):
