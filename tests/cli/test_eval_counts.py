@@ -12,6 +12,7 @@ from tests.core.reports.test_reports import Checker
 
 from telescope_cli.eval.view import result_table
 from telescope_cli.rescore_view import print_rescored
+from telescope_core.base.number_text import format_metric
 from telescope_core.evals import EvalSettings
 from telescope_core.evals.rescoring import (
     GroupChange,
@@ -20,7 +21,7 @@ from telescope_core.evals.rescoring import (
     RewardChange,
     StepChange,
 )
-from telescope_core.evals.result import counts_of, format_metric, left_out_of, result_of
+from telescope_core.evals.result import counts_of, left_out_of, result_of
 from telescope_core.evals.stats import Estimate
 from telescope_core.records import RolloutRow
 from telescope_core.types import (

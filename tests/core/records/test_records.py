@@ -315,6 +315,20 @@ def test_damaged_lines_of_events_are_left_out_by_readers_and_when_steps_are_take
     assert (run.eval_points(), run.restarts(), run.server_events()) == ([kept], [back], [])
 
 
+def test_the_reward_of_an_eval_point_is_told_by_its_digits():
+    point = EvalPoint(
+        time_s=1.0,
+        name="e",
+        tag="step-1",
+        version=1,
+        state=EvalPointState.DONE,
+        reward=0.000412,
+        pass_at={1: 0.25},
+    )
+    assert point.text == "eval step-1, e: reward 0.000412, pass@1 0.250"
+    assert "reward 2.5e+06," in replace(point, reward=2.5e6).text
+
+
 def test_row_defaults_record_a_rollout_that_never_began():
     row = RolloutRow(
         step=0, environment="e", example_id="", group_id="g", index=0, status=RolloutStatus.FAILED

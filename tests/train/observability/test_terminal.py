@@ -83,6 +83,20 @@ def test_a_narrow_panel_cuts_no_number(width):
     assert "40%" in words
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize(("number", "told"), [(-0.000412, "-0.000412"), (2.5e6, "2.5e+06")])
+def test_small_and_large_numbers_are_told_by_their_digits(number, told, width):
+    row = {
+        key: number if key.startswith(("reward", "loss")) else value
+        for key, value in a_row(1).items()
+    }
+    view = LiveView(2, NAMES, console=terminal(width))
+    view.update(row)
+    assert shown(view, width).split().count(told) == 2 * len(NAMES) + 2, shown(view, width)
+    assert f"reward {told} (math-reasoning {told}" in view._line(row)
+    assert f"loss {told} " in view._line(row)
+
+
 def test_what_a_terminal_acts_on_is_escaped():
     view = LiveView(100, ["esc\x1b[31mred"], console=terminal())
     view.update(a_row(1))
@@ -112,7 +126,7 @@ def test_without_a_terminal_each_step_is_one_line():
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("training")
-    assert "step 2/2 reward 0.500 (math-reasoning 0.270) loss -0.0123" in lines[2]
+    assert "step 2/2 reward 0.500 (math-reasoning 0.270) loss -0.012 entropy 1.234" in lines[2]
     assert "\x1b" not in console.file.getvalue()
 
 

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import difference_cells
+from telescope_core.base.number_text import style_of
 from telescope_core.base.secret_names import hidden
 from telescope_core.base.terminal import escaped
 from telescope_core.evals.rescoring import PartChange, Rescored, RewardChange, StepChange
-from telescope_core.evals.result import style_of
 
 _MOST_STEP_LINES = 8
 _MOST_LARGEST = 5

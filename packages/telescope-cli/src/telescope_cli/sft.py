@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.number_text import format_metric
 from telescope_core.base.terminal import escaped
 from telescope_core.settings.config import split_arguments
 
@@ -52,7 +53,7 @@ def sft_command(
     left_out = f"; samples longer than seq_len: {truncated:.0f} truncated, {dropped:.0f} dropped"
     typer.echo(
         f"{escaped(config.output)}: step {last.step}, accuracy {last.accuracy:.3f} and loss "
-        f"{last.metrics['nll/held_out']:.3f} on held-out examples, "
+        f"{format_metric(last.metrics['nll/held_out'])} on held-out examples, "
         f"{last.metrics['time_s']:.0f} s{left_out if truncated or dropped else ''}"
     )
 
@@ -79,7 +80,7 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     def show(row: "SftRow") -> None:
         rows.append(row)
         loss = row.metrics.get("loss/total")
-        shown = f"loss {loss:.3f}, " if loss is not None else ""
+        shown = f"loss {format_metric(loss)}, " if loss is not None else ""
         progress.update(task, completed=row.step, description=f"{shown}accuracy {row.accuracy:.3f}")
 
     def tell(line: str) -> None:

@@ -13,10 +13,10 @@ from telescope_cli.eval.compare import comparison_to_json
 from telescope_cli.eval.view import print_result, print_unreadable, result_cells, tell
 from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
-from telescope_core.evals.result import format_metric, style_of
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState

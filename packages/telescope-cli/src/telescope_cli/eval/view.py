@@ -13,14 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, print_table, report_console
+from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
     counts_of,
-    format_metric,
     left_out_of,
     spent_in,
-    style_of,
 )
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow

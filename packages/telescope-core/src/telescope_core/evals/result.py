@@ -161,24 +161,9 @@ def counts_of(result: EvalResult) -> list[Count]:
     return [truncated, *(one for one in counts if one.number)]
 
 
-def format_metric(value: float) -> str:
-    """Return a reward, or the mean of a metric, as text in the style of `style_of`."""
-    return f"{value:{style_of(value)}}"
-
-
 def format_tokens(mean: float | None) -> str:
     """Return a mean number of tokens as text; a dash where the endpoint did not count them."""
     return "-" if mean is None else f"{mean:.0f}"
-
-
-def style_of(*values: float | None) -> str:
-    """Return how to write numbers that stand together: with three decimals, or three digits.
-
-    Digits are for numbers of which three decimals would show nothing, or fill lines. None is left
-    out.
-    """
-    largest = max((abs(value) for value in values if value is not None), default=0.0)
-    return ".3f" if largest == 0 or 0.01 <= largest < 1e6 else ".3g"
 
 
 def spent_in(result: EvalResult) -> list[tuple[str, str]]:

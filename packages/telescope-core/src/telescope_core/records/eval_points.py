@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from telescope_core.base.number_text import format_metric
 from telescope_core.base.types import WeightVersion
 
 
@@ -62,7 +63,7 @@ class EvalPoint:
         where = f"eval {self.tag}, {self.name}"
         if self.state in (EvalPointState.SKIPPED, EvalPointState.FAILED):
             return f"{where}: {self.state.value}: {self.reason}"
-        numbers = [] if self.reward is None else [f"reward {self.reward:.3f}"]
+        numbers = [] if self.reward is None else [f"reward {format_metric(self.reward)}"]
         numbers += [f"pass@{k} {value:.3f}" for k, value in self.pass_at.items()]
         many = "" if self.num_failed == 1 else "s"
         numbers += [f"{self.num_failed} rollout{many} failed"] if self.num_failed else []

@@ -2,8 +2,8 @@
 
 import math
 
+from telescope_core.base.number_text import style_of
 from telescope_core.evals.comparison import Comparison, Difference
-from telescope_core.evals.result import style_of
 
 _MOST_CHANGES = 3
 """Most changes of code that are named; a new release may change every file."""

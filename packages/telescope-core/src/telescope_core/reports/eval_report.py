@@ -3,11 +3,11 @@
 from html import escape
 from pathlib import Path
 
+from telescope_core.base.number_text import format_metric
 from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import (
     EvalResult,
     counts_of,
-    format_metric,
     left_out_of,
     spent_in,
 )

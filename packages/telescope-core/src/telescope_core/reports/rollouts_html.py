@@ -6,8 +6,8 @@ from html import escape
 from itertools import zip_longest
 
 from telescope_core.base.images import url_of, with_marks
+from telescope_core.base.number_text import format_metric
 from telescope_core.base.types import Image, Message, TurnInfo
-from telescope_core.evals.result import format_metric
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from telescope_core.evals.result import format_metric, style_of
+from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.reports.style import CHART_STYLE, NUM_COLORS
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from telescope_core.base.number_text import style_of
 from telescope_core.diagnosis import Finding, History, diagnose
-from telescope_core.evals.result import style_of
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.files import write_text

@@ -11,11 +11,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+from telescope_core.base.number_text import style_of
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.comparison import Difference
 from telescope_core.evals.distributions import t_quantile
 from telescope_core.evals.folder import read_results
-from telescope_core.evals.result import style_of
 from telescope_core.evals.stats import CONFIDENCE
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder

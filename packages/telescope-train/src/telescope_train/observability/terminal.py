@@ -20,10 +20,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.terminal import escaped
 from telescope_core.diagnosis import Kind
-from telescope_core.evals.result import format_metric, style_of
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
 from telescope_core.reports.before_after import label_of, order_of
@@ -46,10 +46,10 @@ _LONG_S = 5.0
 """Seconds after which a line tells what a process that starts is doing, where no panel does."""
 _TOPICS = {
     "loss": (
-        ("total", "loss/total", ".4f"),
-        ("policy", "loss/policy", ".4f"),
-        ("entropy", "entropy", ".3f"),
-        ("grad norm", "grad_norm", ".3f"),
+        ("total", "loss/total", None),
+        ("policy", "loss/policy", None),
+        ("entropy", "entropy", None),
+        ("grad norm", "grad_norm", None),
     ),
     "tokens": (
         ("sampled/s", "tokens/rollout_per_s", ",.0f"),
@@ -70,7 +70,7 @@ _TOPICS = {
         ("lr", "learning_rate", ".1e"),
     ),
 }
-"""Lines of numbers: topic -> (label, metric, format) of each number."""
+"""Lines of numbers: topic -> (label, metric, format) of each number; None = `format_metric`."""
 
 
 class LiveView:
@@ -187,12 +187,12 @@ class LiveView:
 
     def _line(self, row: Mapping[str, Any]) -> str:
         each = ", ".join(
-            f"{name} {_number(row, f'reward/{name}/mean', '.3f')}" for name in self._environments
+            f"{name} {_number(row, f'reward/{name}/mean')}" for name in self._environments
         )
         return (
             f"{self._elapsed()} step {len(self._rows)}/{self._total_steps} "
-            f"reward {_number(row, 'reward/mean', '.3f')} ({each}) "
-            f"loss {_number(row, 'loss/total', '.4f')} entropy {_number(row, 'entropy', '.3f')} "
+            f"reward {_number(row, 'reward/mean')} ({each}) "
+            f"loss {_number(row, 'loss/total')} entropy {_number(row, 'entropy')} "
             f"{_number(row, 'tokens/rollout_per_s', ',.0f')} tok/s "
             f"{_number(row, 'time/step_s', '.2f')} s"
         )
@@ -227,8 +227,8 @@ class LiveView:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, width=self._width)
         curve_width = _CURVE_WIDTH - (_WIDTH - self._width)
         table.add_column("reward", ratio=1, overflow="ellipsis", no_wrap=True)
-        table.add_column("now", justify="right", width=6)
-        table.add_column(f"mean {_AVERAGED_STEPS}", justify="right", width=7)
+        table.add_column("now", justify="right", min_width=6, no_wrap=True)
+        table.add_column(f"mean {_AVERAGED_STEPS}", justify="right", min_width=7, no_wrap=True)
         if curve_width > 0:
             table.add_column("", width=curve_width, no_wrap=True)
         for name in self._environments[:_MOST_ENVIRONMENTS]:
@@ -237,8 +237,8 @@ class LiveView:
             known = [value for value in values if value is not None][-_AVERAGED_STEPS:]
             cells = [
                 Text(escaped(name)),
-                Text(_number(self._rows[-1], key, ".3f")),
-                Text(f"{sum(known) / len(known):.3f}" if known else "-"),
+                Text(_number(self._rows[-1], key)),
+                Text(format_metric(sum(known) / len(known)) if known else "-"),
             ]
             if curve_width > 0:
                 cells.append(Text(sparkline(values, width=curve_width), style="cyan"))
@@ -276,9 +276,11 @@ def _time_split(row: Mapping[str, Any]) -> Text:
     return line
 
 
-def _number(row: Mapping[str, Any], key: str, spec: str) -> str:
+def _number(row: Mapping[str, Any], key: str, spec: str | None = None) -> str:
     value = row.get(key)
-    return "-" if value is None else format(value, spec)
+    if value is None:
+        return "-"
+    return format_metric(value) if spec is None else format(value, spec)
 
 
 def print_resume(lines: Sequence[str]) -> None:
