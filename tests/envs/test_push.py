@@ -4,11 +4,12 @@ import hashlib
 
 import pytest
 from tests.envs.authors import commit_all, copy_of, git, new_repository, publish, replace_in, tree
+from tests.envs.package_index import serve_index
 from tests.envs.projects import write_registry
 from tests.envs.sigstore_instance import SigstoreInstance, token_for_job, workflow
 
 from telescope_cli.main import main
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_envs.registry import Registry
 
 pytestmark = pytest.mark.slow
@@ -64,6 +65,32 @@ def test_the_same_bytes_again_are_a_success_and_change_nothing(place, project):
     commit_all(project)
     assert publish(project, place / "registry").state == "already published"
     assert tree(place / "registry") == before
+
+
+def test_a_dependency_that_this_python_lacks_is_installed_once(place, project, monkeypatch):
+    environment = project / "src/telescope_env_acme_sorted/environment.py"
+    environment.write_text(f"import helper_of_sorted\n{environment.read_text()}")
+    about = project / "pyproject.toml"
+    replace_in(about, 'dependencies = ["', 'dependencies = ["helper-of-sorted>=1", "')
+    commit_all(project)
+    steps: list[str] = []
+    to = {"registry": place / "registry", "bump": "patch", "dry_run": True}
+    with serve_index() as index:
+        monkeypatch.setenv("UV_INDEX", index.address)
+        monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+        index.add_source("helper-of-sorted", "1.0")
+        with pytest.raises(EnvironmentLoadError, match="--allow-sdist helper-of-sorted"):
+            publish(project, **to)
+        allowed = publish(project, allow_sdist=("helper-of-sorted",), progress=steps.append, **to)
+        del index.asked[:]
+        index.add("helper-of-sorted", "1.0")
+        plain = publish(project, **to)
+    for result in (allowed, plain):
+        assert result.state == "would be published"
+        assert result.report.verdict == "pass"
+        assert set(result.release.splits) == {"train", "eval"}
+    assert any(step.startswith("dependencies helper-of-sorted>=1: into") for step in steps)
+    assert index.asked.count("/simple/helper-of-sorted/") == 1
 
 
 def test_a_raised_version_is_committed_signed_and_published(place, project, sigstore):

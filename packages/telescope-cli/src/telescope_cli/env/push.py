@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from telescope_cli.env.options import FixtureRowsOption, JsonOption, RegistryOption, progress
+from telescope_cli.env.options import (
+    AllowSdistOption,
+    FixtureRowsOption,
+    JsonOption,
+    RegistryOption,
+    progress,
+    split_names,
+)
 from telescope_cli.env.project import ProjectArgument
 from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.attesting import AttestMode
@@ -39,6 +46,7 @@ def push(
             "--trust-config", metavar="FILE", help="Trust configuration of a non-public Sigstore."
         ),
     ] = None,
+    allow_sdist: AllowSdistOption = None,
     fixture_rows: FixtureRowsOption = False,
     new_name_ok: Annotated[
         bool, typer.Option("--new-name-ok", help="Allow a new name that is similar to another.")
@@ -61,6 +69,7 @@ def push(
         dry_run=dry_run,
         bump=bump,
         commit=commit,
+        allow_sdist=split_names(allow_sdist),
         fixture_rows=fixture_rows,
         new_name_ok=new_name_ok,
         allow_no_git=allow_no_git,

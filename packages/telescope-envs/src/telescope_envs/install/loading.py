@@ -65,13 +65,16 @@ def asked(
     return printed_table(done, what=what, keys=_DECLARED if question.startswith("decl") else ())
 
 
-def describe_wheel(contents: WheelContents, *, counts_examples: bool = True) -> dict[str, Any]:
+def describe_wheel(
+    contents: WheelContents, *, counts_examples: bool = True, interpreter: str = sys.executable
+) -> dict[str, Any]:
     """Return the declarations of the environment in an inspected wheel.
 
     Counting the examples of its splits may load datasets; without it each number is None.
 
-    This runs the wheel's code in a subprocess. It is unpacked first, as its code may read files of
-    its own package. Raises EnvironmentLoadError if it cannot be loaded.
+    This runs the wheel's code in a process of `interpreter`, which has its dependencies. It is
+    unpacked first, as its code may read files of its own package. Raises EnvironmentLoadError if it
+    cannot be loaded.
     """
     question: Question = "declared" if counts_examples else "declarations"
     what = f"{contents.module}-{contents.version}-py3-none-any.whl"
@@ -80,7 +83,13 @@ def describe_wheel(contents: WheelContents, *, counts_examples: bool = True) -> 
             target = Path(unpacked, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        about = asked(question, contents.factory, search_path=(unpacked,), what=what)
+        about = asked(
+            question,
+            contents.factory,
+            interpreter=interpreter,
+            search_path=(unpacked,),
+            what=what,
+        )
     return about if counts_examples else {**about, "splits": dict.fromkeys(about["splits"])}
 
 

@@ -7,6 +7,7 @@ Its arguments are the registry's folder and then the project folders. The code t
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from telescope_envs.publish.build import build_and_inspect
@@ -24,8 +25,9 @@ from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores.folder import LocalStore
 from telescope_envs.rules.admission import require_namespace
-from telescope_envs.validation import ValidationOptions, validate_project
+from telescope_envs.validation import ValidationOptions, project_subject, validate_subject
 from telescope_envs.validation.fixture_hub import FOLDER
+from telescope_envs.validation.processes import interpreter_with
 
 
 def publish(
@@ -50,15 +52,24 @@ def publish(
         if known is not None:
             return f"{known.id} {known.version}: already published, same bytes"
         has_fixtures = (project / FOLDER).is_dir()
+        interpreter = sys.executable
+        if validate:
+            interpreter = interpreter_with(
+                built.contents.requires_dist, Path(scratch, "venv"), needed_by=f"{owner}/{name}"
+            )
         release = release_of(
             built,
             owner=owner,
             artifacts=registry.config.artifacts,
             datasets=datasets,
             counts_examples=not has_fixtures,
+            interpreter=interpreter,
         )
         if validate:
-            report = validate_project(project, ValidationOptions(fixture_rows=has_fixtures))
+            report = validate_subject(
+                replace(project_subject(project), interpreter=interpreter),
+                ValidationOptions(fixture_rows=has_fixtures),
+            )
             require_publishable(report, built.sha256)
             release = validated(release, report)
         source = Source(subdirectory=_subdirectory(project))

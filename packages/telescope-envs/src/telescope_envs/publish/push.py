@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError
+from telescope_envs.install.packages import missing_requirements
 from telescope_envs.publish.attesting import AttestMode, attest_wheel, require_trust_config
 from telescope_envs.publish.build import build_and_inspect, copy_sources
 from telescope_envs.publish.release import (
@@ -40,7 +41,14 @@ from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores import WritableStore
 from telescope_envs.rules.admission import require_namespace, require_unreserved
-from telescope_envs.validation import Outcome, Report, ValidationOptions, validate_project
+from telescope_envs.validation import (
+    Outcome,
+    Report,
+    ValidationOptions,
+    project_subject,
+    validate_subject,
+)
+from telescope_envs.validation.processes import interpreter_with
 from telescope_envs.validation.render import evidence_text
 
 
@@ -66,6 +74,8 @@ class PushOptions:
     """major, minor, patch or a version; empty leaves the version unchanged."""
     commit: bool = False
     """Whether to commit the raised version."""
+    allow_sdist: tuple[str, ...] = ()
+    """Dependencies that may be built from source if this Python does not have them."""
     fixture_rows: bool = False
     """Whether it is validated on the project's fixture rows instead of its datasets."""
     new_name_ok: bool = False
@@ -138,15 +148,25 @@ def _prepare(
         state = PushState.ALREADY_PUBLISHED
         result = PushResult(state=state, release=known, registry=registry.address)
         return _Prepared(result=result, wheel=b"")
+    needs = built.contents.requires_dist
+    if missing := missing_requirements(needs):
+        options.progress(f"dependencies {', '.join(missing)}: into a temporary virtual environment")
+    interpreter = interpreter_with(
+        needs, scratch / "venv", needed_by=identity.id, allow_sdist=options.allow_sdist
+    )
     release = release_of(
         built,
         owner=identity.owner,
         artifacts=registry.config.artifacts,
         datasets=declared_datasets(copy),
         counts_examples=not options.fixture_rows,
+        interpreter=interpreter,
     ).changed(source=source)
     options.progress("validating   loading it and playing it with scripted answers")
-    report = validate_project(copy, ValidationOptions(fixture_rows=options.fixture_rows))
+    report = validate_subject(
+        replace(project_subject(copy), interpreter=interpreter),
+        ValidationOptions(fixture_rows=options.fixture_rows),
+    )
     options.progress(f"validation   {_summary(report)}")
     if found := evidence_text(report):
         options.progress(found)

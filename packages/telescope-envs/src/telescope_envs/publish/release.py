@@ -4,6 +4,7 @@ A store repeats the checks under its lock where it can. They are made here as we
 and to check more than the registry can. Nothing is written here.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,12 +37,13 @@ def release_of(
     artifacts: Sequence[str],
     datasets: Sequence[Dataset] = (),
     counts_examples: bool = True,
+    interpreter: str = sys.executable,
 ) -> Release:
     """Return the record of `built`, including what its environment declares; runs the wheel's code.
 
     `artifacts` are the registry's URL templates. Counting the examples of each split may load
-    datasets; without it their numbers are None. The caller adds the source and the validation
-    verdict.
+    datasets; without it their numbers are None. `interpreter` has the wheel's dependencies. The
+    caller adds the source and the validation verdict.
     """
     contents = built.contents
     name = split_distribution(contents.distribution, owner)
@@ -50,7 +52,7 @@ def release_of(
             f"{built.path.name}: its entry point must be named {name!r}, got "
             f"{contents.entry_name!r}; rename it in pyproject.toml"
         )
-    about = describe_wheel(contents, counts_examples=counts_examples)
+    about = describe_wheel(contents, counts_examples=counts_examples, interpreter=interpreter)
     fields = {
         "owner": owner,
         "name": contents.entry_name,

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from packaging.metadata import parse_email
 
-from telescope_core.base.errors import TelescopeError
+from telescope_core.base.errors import EnvironmentLoadError, TelescopeError
 from telescope_core.probes.answers import Job, Kind
 from telescope_envs.install.data import python_of
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.install.requirements import CORE, direct_needs
 from telescope_envs.install.venv import link_byte_code, link_distribution, site_packages
 from telescope_envs.processes.running import Kept, kept, passed_on, wait_for
-from telescope_envs.processes.uv import Uv, installed_pins, wheels_only
+from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 from telescope_envs.records.files import read_file
 from telescope_envs.validation.findings import Findings
 
@@ -227,7 +227,7 @@ class Subject:
     factory: str = ""
     """`module:Class`."""
     interpreter: str = sys.executable
-    """The Python that imports it."""
+    """The Python that imports it. It has the dependencies of a wheel, unless it is this one."""
     search_path: tuple[str, ...] = ()
     """Folders that go to the front of the interpreter's import path."""
     secrets: tuple[str, ...] | None = None
@@ -242,8 +242,8 @@ def prepare_place(
 ) -> ProbePlace | None:
     """Make `subject` importable; None if its dependencies cannot be installed.
 
-    A wheel is unpacked, not installed. This interpreter imports it if it has all its dependencies.
-    Otherwise a virtual environment in `scratch` gets them, and its interpreter imports the wheel.
+    A wheel is unpacked, not installed. The subject's interpreter imports it, or, if that is this
+    one and lacks a dependency, that of a virtual environment in `scratch`, which gets them.
     """
     findings.passed(_CHECK)
     if not subject.wheel:
@@ -251,14 +251,12 @@ def prepare_place(
     unpacked = scratch / "unpacked"
     with zipfile.ZipFile(BytesIO(subject.wheel)) as archive:
         archive.extractall(unpacked)
-    needs = parse_email(subject.metadata)[0].get("requires_dist", [])
-    interpreter = sys.executable
-    if missing_requirements(needs):
+    interpreter = subject.interpreter
+    if interpreter == sys.executable:
+        needs = parse_email(subject.metadata)[0].get("requires_dist", [])
         try:
-            venv = scratch / "venv"
-            needed = direct_needs(needs)
-            interpreter = str(
-                _venv_with(needed, venv, needed_by=subject.label, allow_sdist=allow_sdist)
+            interpreter = interpreter_with(
+                needs, scratch / "venv", needed_by=subject.label, allow_sdist=allow_sdist
             )
         except TelescopeError as error:
             findings.found(_CHECK, str(error))
@@ -266,10 +264,17 @@ def prepare_place(
     return ProbePlace(interpreter=interpreter, search_path=(str(unpacked),), scratch=scratch)
 
 
-def _venv_with(
-    needs: Sequence[str], folder: Path, *, needed_by: str, allow_sdist: Sequence[str]
-) -> Path:
-    """Create a virtual environment with `needs`; returns its interpreter."""
+def interpreter_with(
+    requires_dist: Sequence[str], folder: Path, *, needed_by: str, allow_sdist: Sequence[str] = ()
+) -> str:
+    """Return an interpreter that has `requires_dist` and the installed telescope-core.
+
+    It is this one, if it lacks nothing, or that of a new virtual environment in `folder`. Raises
+    EnvironmentLoadError if they cannot be installed there.
+    """
+    if not missing_requirements(requires_dist):
+        return sys.executable
+    needs = direct_needs(requires_dist)
     uv = Uv()
     uv.make_venv(folder)
     python = python_of(folder)
@@ -280,13 +285,16 @@ def _venv_with(
         *("--constraints", str(constraints)),
     ]
     failure = f"the dependencies of {needed_by} cannot be installed"
-    uv.run_building(
-        lambda built: uv.run_cache_first(
-            [*arguments, *wheels_only(built), *needs], failure=failure
-        ),
-        allow_sdist,
-        python=str(python),
-    )
+    try:
+        uv.run_building(
+            lambda built: uv.run_cache_first(
+                [*arguments, *wheels_only(built), *needs], failure=failure
+            ),
+            allow_sdist,
+            python=str(python),
+        )
+    except EnvironmentLoadError as error:
+        raise lacks_wheel(str(error), needed_by) or error from None
     link_distribution(distribution(CORE), site_packages(folder))
     link_byte_code(site_packages(folder))
-    return python
+    return str(python)
