@@ -54,6 +54,22 @@ def test_a_class_that_cannot_work_is_refused_where_it_is_defined(body, message):
     assert message in str(refused.value)
 
 
+async def own_play(self, episode):
+    return await episode.generate()
+
+
+@pytest.mark.parametrize("name", ["max_turn", "max_turns"])
+def test_turns_are_not_limited_where_there_is_one(name):
+    with pytest.raises(EnvironmentLoadError, match=f"nothing reads '{name}': .* has one turn"):
+        type("Broken", (SingleTurnEnvironment,), {name: 3})
+    for base, body in [
+        (SingleTurnEnvironment, {"turn_limit": 3, "max_words": 3}),
+        (SingleTurnEnvironment, {name: 3, "play": own_play}),
+        (Environment, {name: 3}),
+    ]:
+        type("Own", (base,), body)
+
+
 class Nested(EnvironmentConfig):
     depth: int = 1
 

@@ -5,7 +5,7 @@ Mistakes in values, names and methods must not surface in a rollout.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -406,18 +406,33 @@ def _check_hook(method: Any, hook: Hook) -> None:
 
 def _check_attributes(cls: type, known: set[str]) -> None:
     """Refuse a class attribute that looks like a misspelled setting, such as `max_turn = 3`."""
-    inherited = {name for base in cls.__mro__[1:] for name in vars(base)} | known
+    for name, close in _similar(cls, known):
+        if name not in known:
+            raise EnvironmentLoadError(
+                f"{class_location(cls)}: nothing reads {name!r}; did you mean {close!r}? "
+                "(if the attribute is your own, rename it)"
+            )
+
+
+def require_none_of(cls: type, foreign: set[str], *, reason: str) -> None:
+    """Refuse a class attribute that is, or looks like, one of `foreign`: those of other classes."""
+    for name, _ in _similar(cls, foreign):
+        raise EnvironmentLoadError(
+            f"{class_location(cls)}: nothing reads {name!r}: {reason} (if the attribute is your "
+            "own, rename it)"
+        )
+
+
+def _similar(cls: type, known: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the new attributes of `cls` with the name in `known` that each resembles."""
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base)}
     for name, value in vars(cls).items():
         if name.startswith("_") or name in inherited or callable(value):
             continue
         if isinstance(value, property | classmethod | staticmethod):
             continue
-        close = get_close_matches(name, known, n=1, cutoff=_MISSPELT)
-        if close:
-            raise EnvironmentLoadError(
-                f"{class_location(cls)}: nothing reads {name!r}; did you mean {close[0]!r}? "
-                "(if the attribute is your own, rename it)"
-            )
+        for close in get_close_matches(name, known, n=1, cutoff=_MISSPELT):
+            yield name, close
 
 
 def built(cls: type, config: object) -> Any:

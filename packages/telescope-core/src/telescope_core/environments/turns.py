@@ -7,13 +7,19 @@ from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import Message, StopReason
 from telescope_core.environments.base import Environment
-from telescope_core.environments.building import class_location
+from telescope_core.environments.building import class_location, require_none_of
 from telescope_core.environments.episode import Episode
 from telescope_core.examples.checks import checked_messages
 
 
 class SingleTurnEnvironment(Environment):
     """The policy answers the prompt once, and the rollout ends."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.play is SingleTurnEnvironment.play:
+            reason = "a SingleTurnEnvironment has one turn; for more, use MultiTurnEnvironment"
+            require_none_of(cls, {"max_turns"}, reason=reason)
 
     @property
     def goes_on(self) -> bool | None:
