@@ -201,6 +201,17 @@ async def test_an_observation_of_textarena_holds_only_what_is_new(guess):
     assert seen[1].rstrip(".").split()[-1] in ("higher", "lower")
 
 
+async def test_a_move_that_a_game_repeats_is_not_shown_to_who_made_it(guess):
+    games = {"Countdown-v0": "[0 1 +]", "Cryptarithm-v0": "[S 5]", "Slitherlink-v0": "[h 0 0]"}
+    for name, move in games.items():
+        async with opened(GUESS, {"id": name, "max_turns": 3}) as client:
+            rollout = await played(client, ["my own words", move, move])
+        assert rollout.error is None
+        told = [message.content for message in rollout.messages if message.role == "user"]
+        assert "invalid move" in told[1]
+        assert "my own words" not in "".join(told)
+
+
 async def test_an_eval_plays_a_linked_environment(lake, tmp_path):
     words = ["down", "down", "right", "right", "down", "right"]
 
@@ -230,6 +241,7 @@ def test_names_that_are_no_environment_list_the_nearest(lake, guess):
         ("gyn:FrozenLake-v1", "'gym'"),
         ("textarena:GessTheNumber-v0", "'GuessTheNumber-v0'"),
         ("textarena:TicTacToe-v0", "--settings '{\"players\": 2}'"),
+        ("textarena:QuantumTicTacToe-v0", "env.players = 1 (it has 2 players)"),
         ("gym:Blackjack-v1", '--settings \'{"observation": "value"}\''),
     ):
         done = telescope("env", "link", name)

@@ -104,8 +104,11 @@ class Arena:
                 f"{name} has no form {self._raw}, without which each observation repeats the whole "
                 "history; choose a game that has one"
             )
+        game = self.new_game()
         try:
-            self.new_game().reset(0)
+            game.reset(0)
+            # Some games ignore the number that they are given.
+            assert game.num_seated in (None, config.players), f"it has {game.num_seated} players"
         except AssertionError as error:
             raise EnvironmentLoadError(
                 f"{name} cannot be begun with env.players = {config.players} ({error}); set it to "
@@ -139,10 +142,22 @@ class _ArenaGame:
             self._made.reset(num_players=self._num_players, seed=seed)
             return self._seen()
 
+    @property
+    def num_seated(self) -> int | None:
+        """Number of players whom the game itself counts; None if it does not."""
+        return getattr(getattr(self._made, "state", None), "num_players", None)
+
     def _seen(self) -> str:
         """Return new text for the player whose move it is, without that player's own moves."""
         self.player, news = self._made.get_observation()
-        return "\n".join(text for sender, text, _ in news if sender != self.player)
+        lines: list[str] = []
+        for sender, text, kind in news:
+            if not isinstance(text, str):
+                # Some games give State.add_observation player and move in the wrong places.
+                sender, text = text, kind
+            if sender != self.player:
+                lines.append(str(text))
+        return "\n".join(lines)
 
     @contextmanager
     def _drawing(self, numbers: Any) -> Generator[None]:
@@ -164,8 +179,11 @@ class _ArenaGame:
         rewards, about = self._made.close()
         self._is_over = True
         players = range(self._num_players)
-        if rewards is None or any(player not in rewards for player in players):
-            raise RewardError(f"the game ended without a reward for each player, got {rewards!r}")
+        if rewards is None or {*rewards} != {*players}:
+            raise RewardError(
+                f"the game ended without a reward for each of its {self._num_players} players, and "
+                f"for nobody else: got {rewards!r}"
+            )
         self.rewards = {
             player: as_number(rewards[player], of=f"the game, for player {player},")
             for player in players
