@@ -209,7 +209,12 @@ def check_class(
         _check_score(cls, score)
     for hook in hooks:
         _check_hook(getattr(cls, hook.name), hook)
-    _check_attributes(cls, known)
+    for name, close in _similar(cls, known):
+        if name not in known:
+            raise EnvironmentLoadError(
+                f"{class_location(cls)}: nothing reads {name!r}; did you mean {close!r}? "
+                "(if the attribute is your own, rename it)"
+            )
 
 
 def _check_marks(cls: type) -> None:
@@ -402,16 +407,6 @@ def _check_hook(method: Any, hook: Hook) -> None:
             f"cleanup {location_of(method)}: deadline_s must be a number above 0, got "
             f"{hook.deadline_s!r}"
         )
-
-
-def _check_attributes(cls: type, known: set[str]) -> None:
-    """Refuse a class attribute that looks like a misspelled setting, such as `max_turn = 3`."""
-    for name, close in _similar(cls, known):
-        if name not in known:
-            raise EnvironmentLoadError(
-                f"{class_location(cls)}: nothing reads {name!r}; did you mean {close!r}? "
-                "(if the attribute is your own, rename it)"
-            )
 
 
 def require_none_of(cls: type, foreign: set[str], *, reason: str) -> None:
