@@ -26,6 +26,17 @@ _CLOSE = 10**12
 """Values agree when their difference is smaller than the larger of them by this factor."""
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)")
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
+_SLASH = re.compile(
+    r"(?P<raised>[\^_/] *)?(?<![0-9.\]])"
+    r"(?P<top>[0-9]+(?:\.[0-9]+)?|\\sqrt *\{[0-9]+\}) */ *(?P<bottom>[0-9]+(?:\.[0-9]+)?)"
+    r"(?= *(?:[A-Za-z(\[|]|\\[A-Za-z]))"
+)
+"""A fraction with a slash in front of a factor: `1/2x` is half of x."""
+_MIXED = re.compile(
+    r"(?P<raised>[\^_] *)?(?<![0-9.\]])(?P<whole>[0-9]+)"
+    r"(?: *\\frac *\{ *(?P<top>[0-9]+) *\} *\{ *(?P<bottom>[0-9]+) *\}"
+    r"| +(?P<top_2>[0-9]+)/(?P<bottom_2>[0-9]+)(?! *[0-9.!^_/]))"
+)
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?|[A-Za-z]) *\\degree")
 
 
@@ -90,12 +101,24 @@ def compare(answer: str, right: str) -> Verdict:
 
 
 def _exact(text: str) -> str:
-    """Return `text` with decimals as fractions, and degrees in radians."""
+    """Return `text` with decimals, mixed numbers and `1/2x` as fractions; degrees in radians."""
     plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
+    plain = _MIXED.sub(_mixed, _SLASH.sub(_slash, plain))
     plain = _DEGREES.sub(r"(\1 \\cdot \\frac{\\pi}{180})", plain)
     return _DECIMAL.sub(
         lambda found: f"\\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", plain
     )
+
+
+def _slash(found: "re.Match[str]") -> str:
+    return found[0] if found["raised"] else f"\\frac{{{found['top']}}}{{{found['bottom']}}}"
+
+
+def _mixed(found: "re.Match[str]") -> str:
+    top, bottom = found["top"] or found["top_2"], found["bottom"] or found["bottom_2"]
+    if found["raised"] or not 0 < int(top) < int(bottom):
+        return found[0]
+    return f"({found['whole']}+\\frac{{{top}}}{{{bottom}}})"
 
 
 def _parsed(text: str, *, is_real: bool) -> Any:
