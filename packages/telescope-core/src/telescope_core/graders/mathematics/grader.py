@@ -243,6 +243,7 @@ CPU_LIMIT_S = 2.0
 """Processor time of one comparison; usual ones take a millisecond."""
 _KEPT = 1024
 """Verdicts that are cached, so that a reward and a metric of one rollout compare only once."""
+_CAPITALS = re.compile(r"(m?\\(?:measured)?angle)?([A-Z]{2,})")
 _ANY_ORDER = {ValueKind.LIST, ValueKind.SET, ValueKind.UNION}
 _AS_A_LIST = {ValueKind.LIST, ValueKind.SET}
 Ask = Callable[[str, str], Verdict]
@@ -360,7 +361,14 @@ def _formulas(value: Value, right: Value, ask: Ask) -> Verdict:
     units = [one.unit for one in (value, right) if isinstance(one, (Amount, Formula))]
     if None not in units and units[0] != units[1]:
         return Verdict.DIFFERENT
-    return ask(_tex(value), _tex(right))
+    texts = [_tex(value), _tex(right)]
+    orders = [_CAPITALS.fullmatch(re.sub("[ {}]", "", text)) for text in texts]
+    if orders[0] and orders[1]:
+        # An order, such as a ranking, and no product; an angle may be read from either side.
+        is_angle = orders[0][1] or orders[1][1]
+        same = {orders[1][2], orders[1][2][::-1] if is_angle else ""}
+        return Verdict.EQUAL if orders[0][2] in same else Verdict.DIFFERENT
+    return ask(*texts)
 
 
 def _tex(value: Value) -> str:
