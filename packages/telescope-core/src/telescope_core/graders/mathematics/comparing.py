@@ -15,6 +15,8 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any, cast
 
+from telescope_core.graders.mathematics.notation import GROUPED
+
 MEMORY_BYTES = 4 * 2**30
 """Address space of a helper process; an answer that needs more is not equal."""
 CPU_LIMIT_SIGNAL = signal.SIGPROF
@@ -102,7 +104,7 @@ def compare(answer: str, right: str) -> Verdict:
 
 def _exact(text: str) -> str:
     """Return `text` with decimals, mixed numbers and `1/2x` as fractions; degrees in radians."""
-    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
+    plain = GROUPED.sub(lambda found: found[0].replace(",", ""), text)
     plain = _MIXED.sub(_mixed, _SLASH.sub(_slash, plain))
     plain = _DEGREES.sub(r"(\1 \\cdot \\frac{\\pi}{180})", plain)
     return _DECIMAL.sub(

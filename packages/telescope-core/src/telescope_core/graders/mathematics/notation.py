@@ -64,11 +64,14 @@ _RAISED = re.compile(f"[{_SUPERSCRIPTS}]+")
 _LOWERED = re.compile(f"[{_SUBSCRIPTS}]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _ROOT = re.compile("\u221a *([0-9.]+|[A-Za-z])?")
+GROUPED = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])", re.ASCII)
+"""A number with commas in front of each three digits."""
 _LOOKS = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\! *"
 )
-_THOUSANDS = re.compile(r"(?<=[0-9]),\\! *(?=[0-9]{3}(?![0-9]))")
-"""A comma that TeX draws close to the digits, which no list has."""
+_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?:,\\! *|\{,\})[0-9]{3})+(?![0-9])", re.ASCII)
+"""A number with commas that TeX draws close to the digits, which no list has."""
+_CLOSE_COMMA = re.compile(r",\\! *|\{,\}")
 _BARE = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathnormal|boxed|fbox|ensuremath) *\{")
 _UPRIGHT = re.compile(r"\\(?:mathrm|textrm|textbf|textit|textnormal|texttt|mbox|hbox|rm) *\{")
 _SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|thinspace|enspace|space)(?![A-Za-z])| +")
@@ -78,7 +81,6 @@ _SPELLINGS = (
     (re.compile(r"\\frac *([0-9]) *\{"), r"\\frac{\1}{"),
     (re.compile(r"(\\frac *\{[^{}]*\}) *([0-9])"), r"\1{\2}"),
     (re.compile(r"\\sqrt *([0-9])"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<=\d)\{,\}(?=\d{3})"), ""),
     (re.compile(r"\{\.\}"), "."),
     (re.compile(r"\^ *\{? *\\circ *\}?|\\degree(?![A-Za-z])|\\deg(?![A-Za-z])"), r"\\degree "),
     (re.compile(r"\\%"), "%"),
@@ -113,7 +115,8 @@ def normalized(text: str) -> str:
     plain = _RAISED.sub(lambda found: f"^{{{_digits(found[0])}}}", plain)
     plain = _LOWERED.sub(lambda found: f"_{{{_digits(found[0])}}}", plain)
     plain = _ROOT.sub(lambda found: f"\\sqrt{{{found[1]}}}" if found[1] else "\\sqrt ", plain)
-    plain = _THOUSANDS.sub("", plain.translate(_SIGNS))
+    plain = plain.translate(_SIGNS)
+    plain = _THOUSANDS.sub(lambda found: _CLOSE_COMMA.sub("", found[0]), plain)
     plain = _without_dollars(_LOOKS.sub("", plain))
     plain = _UPRIGHT.sub(r"\\text{", plain)
     while found := _BARE.search(plain):

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from telescope_core.graders.mathematics.notation import (
     GREEK,
+    GROUPED,
     MAX_CHARACTERS,
     bracketed,
     closing,
@@ -337,17 +338,21 @@ def _leaf(text: str) -> Value:
 def split_list(text: str, *, groups: bool = True) -> tuple[str, ...]:
     """Return the parts of `text` between commas and semicolons that stand in no brackets.
 
-    With `groups`, a comma in front of three digits belongs to the number: `1,234`.
+    With `groups`, the commas of `1,234` belong to the number, and that of `1000,234` does not.
     """
-    comma = r",(?![0-9]{3}(?![0-9]))|(?<![0-9]),|;" if groups else r"[,;]"
-    return tuple(part for part in _parts(text, re.compile(comma)) if part)
+    grouped = [found.span() for found in GROUPED.finditer(text)] if groups else []
+    parts = _parts(text, re.compile("[,;]"), kept=grouped)
+    return tuple(part for part in parts if part)
 
 
-def _parts(text: str, separator: "re.Pattern[str]") -> list[str]:
+def _parts(
+    text: str, separator: "re.Pattern[str]", *, kept: Sequence[tuple[int, int]] = ()
+) -> list[str]:
+    """Return what stands between separators outside of brackets and of the spans `kept`."""
     parts: list[str] = []
     start = 0
     for found in separator.finditer(text):
-        if found.start() < start:
+        if found.start() < start or any(at < found.start() < end for at, end in kept):
             continue
         depth = sum(step for place, step in bracketed(text) if place < found.start())
         if depth == 0:
