@@ -21,6 +21,30 @@ GREEK = frozenset(
     | {"Pi", "ell", "hbar"}
 )
 """Commands of Greek letters that stand for variables."""
+_CURRENCIES = {
+    "euros": r"\u20ac|\\(?:euro|texteuro)(?![A-Za-z])",
+    "pounds sterling": r"\u00a3|\\(?:pounds|textsterling)(?![A-Za-z])",
+    "yen": r"\u00a5|\uffe5|\\(?:yen|textyen)(?![A-Za-z])",
+    "rupees": r"\u20b9|Rs\.?|\\(?:text|mathrm)\{ *Rs\.? *\}",
+}
+_MONEY_FIRST = tuple(
+    (
+        re.compile(
+            rf"(?<![A-Za-z\\])(?:{sign})(?: |\\[ ,])*"
+            r"(-?\.?[0-9]+(?:(?:[.,]|\{,\})[0-9]+)*"
+            r"(?: *(?:hundred|thousand|million|billion|trillion|lakh|crore)s?(?![a-z]))?)"
+        ),
+        rf"\1\\text{{{name}}}",
+    )
+    for name, sign in _CURRENCIES.items()
+)
+"""Currencies in front of their amount, and the amount with the currency behind it."""
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
+_BASES |= {"ten": 10, "twelve": 12, "sixteen": 16}
+_BASE_IN_WORDS = re.compile(
+    rf"(?<=[0-9A-Fa-f)]) *_ *(?:\{{ *)?(?:\\text *)?\{{ *({'|'.join(_BASES)}) *\}}(?: *\}})?"
+)
+_END_IN_TEXT = re.compile(r"(?<=[a-z])[.,;:] *\}$")
 _SIGNS = str.maketrans(
     {
         # Full-width forms of ASCII, among them digits, brackets and the colon.
@@ -53,8 +77,11 @@ _SIGNS = str.maketrans(
         "\u211d": "\\mathbb{R}",
         "\u221b": "\\sqrt[3]",
         "\u2026": "\\ldots ",
+        "\u2216": "\\setminus ",
         "\u20ac": "\\text{euros}",
         "\u00a3": "\\text{pounds sterling}",
+        **dict.fromkeys("\u00a5\uffe5", "\\text{yen}"),
+        "\u20b9": "\\text{rupees}",
         **{letter: f"\\{name.replace('lamda', 'lambda')} " for letter, name in _GREEK.items()},
     }
 )
@@ -97,6 +124,12 @@ _SPELLINGS = (
     (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\(?:mathbb|Bbb) *\{?R\}?|\\R(?![A-Za-z])"), r"\\mathbb{R}"),
+    (
+        re.compile(
+            r"\\mathbb\{R\} *(?:-|\\(?:backslash|smallsetminus)(?![A-Za-z])|\\\\) *(?=\\\{)"
+        ),
+        r"\\mathbb{R} \\setminus ",
+    ),
     (re.compile(r"\\text\{([eid])\}"), r"\1"),
     (re.compile(r"\\(?:dots|ldots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\."), r"\\ldots "),
     (
@@ -115,16 +148,20 @@ def normalized(text: str) -> str:
     plain = _RAISED.sub(lambda found: f"^{{{_digits(found[0])}}}", plain)
     plain = _LOWERED.sub(lambda found: f"_{{{_digits(found[0])}}}", plain)
     plain = _ROOT.sub(lambda found: f"\\sqrt{{{found[1]}}}" if found[1] else "\\sqrt ", plain)
+    for pattern, behind in _MONEY_FIRST:
+        plain = pattern.sub(behind, plain)
     plain = plain.translate(_SIGNS)
     plain = _THOUSANDS.sub(lambda found: _CLOSE_COMMA.sub("", found[0]), plain)
     plain = _without_dollars(_LOOKS.sub("", plain))
     plain = _UPRIGHT.sub(r"\\text{", plain)
     while found := _BARE.search(plain):
         plain = plain[: found.start()] + plain[found.end() - 1 :]
+    plain = _BASE_IN_WORDS.sub(lambda found: f"_{{{_BASES[found[1]]}}}", plain)
     plain = _SPACES.sub(" ", plain)
     for pattern, spelling in _SPELLINGS:
         plain = pattern.sub(spelling, plain)
-    return _SPACES.sub(" ", plain).strip().rstrip(".,;: \u3002")
+    plain = _SPACES.sub(" ", plain).strip().rstrip(".,;: \u3002")
+    return _END_IN_TEXT.sub("}", plain) if "\\text{" in plain else plain
 
 
 def closing(text: str, start: int) -> int:

@@ -42,7 +42,9 @@ _SCALES = {
 _SCALE_IN_TEXT = re.compile(rf"\\text\{{ *({'|'.join(_SCALES)})s?(?![a-z])([^{{}}]*)\}}")
 _SEPARATORS = re.compile(r"[,' ]")
 _ORDINAL = re.compile(
-    r"([0-9]{1,9})(?:(st|nd|rd|th)|(?: |\^ *)*\{? *\\text *\{ *(st|nd|rd|th) *\} *\}?)", re.ASCII
+    r"([0-9]{1,9})(?:(st|nd|rd|th)|(?: |\^ *)*\{? *\\text *\{ *(st|nd|rd|th) *\} *\}?"
+    r"| *\^ *\{ *(st|nd|rd|th) *\})",
+    re.ASCII,
 )
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 ORDINAL = Unit(dimensions=(("ordinal", 1),))
@@ -86,7 +88,9 @@ def read_amount(text: str) -> Amount | None:
     if ordinal := _ORDINAL.fullmatch(text):
         digits, is_teen = ordinal[1], f"0{ordinal[1]}"[-2] == "1"
         # With another ending it may be a unit, or variables.
-        if (ordinal[2] or ordinal[3]) == ("th" if is_teen else _ENDINGS.get(digits[-1], "th")):
+        if (ordinal[2] or ordinal[3] or ordinal[4]) == (
+            "th" if is_teen else _ENDINGS.get(digits[-1], "th")
+        ):
             return Amount(value=Fraction(int(digits)), unit=ORDINAL, text=text)
     body, unit = split_unit(_SCALE_IN_TEXT.sub(_scale_and_unit, text))
     while re.fullmatch(r"\([^(),]*\)|\{[^{},]*\}", body):

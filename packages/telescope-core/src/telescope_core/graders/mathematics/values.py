@@ -57,6 +57,8 @@ _CANCELING = (NUMERIC | GREEK) - {"infty", "operatorname", "pm", "text"}
 _NO_TERM = re.compile(r"[=<>',;]")
 _LOWERED_NUMBER = re.compile(r"(?<![A-Za-z}_])[0-9]+ *_")
 """A number with a subscript base, such as `12_{34x}`, which math-verify takes for the number."""
+_BASED_DIGITS = re.compile(r"(?=[0-9]*[A-Fa-f])([0-9A-Fa-f]{2,}) *_ *\{? *(1[1-6]) *\}?", re.ASCII)
+"""A number of base 11 to 16 with letters among its digits."""
 _SHORT_WORDS = {"yes", "no", "odd", "dne", "none", "all", "true", "both"}
 
 
@@ -219,6 +221,9 @@ def _read(text: str) -> Value:
     amount = read_amount(text)
     if amount is not None:
         return amount
+    based = _BASED_DIGITS.fullmatch(text)
+    if based and all(int(digit, 16) < int(based[2]) for digit in based[1]):
+        return Words(text=f"{based[1].upper()}_{{{based[2]}}}")
     if not text or "\\ldots" in text or _LOWERED_NUMBER.search(text):
         return Unreadable(text=text)
     matrix = _MATRIX.fullmatch(text)
