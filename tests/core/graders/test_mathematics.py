@@ -213,6 +213,7 @@ def test_a_number_is_worth_what_is_written(value, zeros):
         *(("2ABC_{16}", "2abc_{16}"), ("11011_\\text{two}", "11011_2"), ("22^{nd}", "22")),
         *(("10_{twelve}", "10_{12}"), ("5\\text{ cm.}", "5\\text{ cm}"), ("10^{th}", "10")),
         *(("\\mathbb{R}\\backslash\\{2\\}", "(-\\infty,2)\\cup(2,\\infty)"), ("\u00a3.75", "0.75")),
+        *(("b=2, a=1", "(a,b)=(1,2)"), ("(b,a)=(2,1)", "(a,b)=(1,2)"), ("(a,b)=(1,2)", "(1,2)")),
         *(("x", "x+0"), ("\\sin^2 x+\\cos^2 x", "1"), ("1", "\\frac{\\rho}{\\rho}"), ("x-x", "0")),
         *(("5, 3, 5", "3, 5, 5"), ("3, 5, 5", "\\{3, 5\\}"), ("\\{3, 3\\}", "\\{3\\}")),
     ],
@@ -264,6 +265,7 @@ def test_answers_are_equal_symbolically(grader, answer, right):
         ),
         *(("\\text{Thursday.}", "Friday"), ("\\mathbb{R}-\\{2\\}", "\\mathbb{R}\\setminus\\{3\\}")),
         *(("\\mathbb{R}-\\{2\\}", "\\mathbb{R}"), ("11^{th}", "10"), ("10^{t}", "10")),
+        *(("b=1, a=2", "(a,b)=(1,2)"), ("(b,a)=(1,2)", "(a,b)=(1,2)"), ("(a,b)=(1,2)", "(2,1)")),
         *(("CAD", "ACD"), ("\\mathrm{CAD}", "ACD"), ("C{A}D", "DAC"), ("AB", "BA"), ("AAB", "ABA")),
         *(("(CAD)", "ACD"), ("AB, CD", "DC, AB"), ("\\angle CAD", "\\angle ACD")),
         *(("3, 3, 5", "3, 5, 5"), ("5, 5, 5, 5", "5"), ("1,1", "1"), ("1, 1", "1"), ("5", "5,5")),
@@ -272,6 +274,26 @@ def test_answers_are_equal_symbolically(grader, answer, right):
 )
 def test_other_answers_and_junk_are_not_equal(grader, answer, right):
     assert not grader.are_equal(answer, right)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "is_equal"),
+    [
+        *(
+            (answer, "C", True)
+            for answer in ("\\textbf{(C)}\\ 10", "\\text{(C) } \\frac12", "C) 10")
+        ),
+        *((answer, "\\text{(C)}", True) for answer in ("(C) 10", "\\mathrm{(C)}~\\$10", "C. 10")),
+        *((answer, "C", True) for answer in ("\\text{(C) 10}", "(\\textbf{C}) 10", "(C) x=5")),
+        *((answer, "C", False) for answer in ("(D) 10", "C 10", "C(10)", "(C)(10)", "C+10")),
+        *((answer, "C", False) for answer in ("(C) and (D)", "(C) 10, (D) 12", "(C) or D")),
+        *((answer, "C", False) for answer in ("(C) is wrong", "\\textbf{(C)} 5, 6", "10", "C.10")),
+        ("\\textbf{(C)}\\ 10", "10", False),
+        ("\\textbf{(C)}\\ 10", "\\textbf{(C)}\\ 11", False),
+    ],
+)
+def test_a_choice_may_be_named_with_its_value(grader, answer, right, is_equal):
+    assert grader.are_equal(answer, right) is is_equal
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "grading-mathematics.md"

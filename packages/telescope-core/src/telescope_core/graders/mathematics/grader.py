@@ -21,7 +21,7 @@ from typing import Any
 from telescope_core.base.errors import EnvironmentLoadError, ProcessDiedError
 from telescope_core.base.open_files import is_ready
 from telescope_core.graders.mathematics.comparing import CPU_LIMIT_SIGNAL, Verdict
-from telescope_core.graders.mathematics.notation import MAX_CHARACTERS
+from telescope_core.graders.mathematics.notation import MAX_CHARACTERS, normalized
 from telescope_core.graders.mathematics.numbers import Amount
 from telescope_core.graders.mathematics.values import (
     Formula,
@@ -31,6 +31,7 @@ from telescope_core.graders.mathematics.values import (
     Value,
     ValueKind,
     Words,
+    choice_of,
     distinct,
     may_cancel,
     read_value,
@@ -244,6 +245,7 @@ CPU_LIMIT_S = 2.0
 _KEPT = 1024
 """Verdicts that are cached, so that a reward and a metric of one rollout compare only once."""
 _CAPITALS = re.compile(r"(m?\\(?:measured)?angle)?([A-Z]{2,})")
+_CHOICE = re.compile(r"(?:\\text\{ *)?\(?([A-J])\)?(?: *\})?")
 _ANY_ORDER = {ValueKind.LIST, ValueKind.SET, ValueKind.UNION}
 _AS_A_LIST = {ValueKind.LIST, ValueKind.SET}
 Ask = Callable[[str, str], Verdict]
@@ -315,6 +317,9 @@ def numbers_match(answer: str, right: str) -> bool:
 def _compared(answer: str, right: str, ask: Ask) -> Verdict:
     if not answer.strip():
         return Verdict.DIFFERENT
+    letter = _CHOICE.fullmatch(normalized(right)) if len(right) < MAX_CHARACTERS else None
+    if letter and letter[1] == choice_of(answer):
+        return Verdict.EQUAL
     value, right_value = read_value(answer), read_value(right)
     if value == right_value:
         is_empty = isinstance(value, Unreadable) and not value.text
@@ -387,7 +392,9 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
         says_more = isinstance(other, Formula) and ("\\" in other.body or other.has_variables)
         return ask(_tex(value), _tex(right)) if says_more else Verdict.DIFFERENT
     kinds = {value.kind, right.kind}
-    in_any_order = kinds <= _ANY_ORDER
+    # Values that have names are in any order, whatever brackets are around them.
+    has_names = all(isinstance(one, Named) for one in (*value.members, *right.members))
+    in_any_order = kinds <= _ANY_ORDER or (has_names and ValueKind.ROW not in kinds)
     without_brackets = ValueKind.LIST in kinds and kinds <= {
         ValueKind.LIST,
         ValueKind.OPEN,

@@ -153,6 +153,25 @@ def read_value(text: str) -> Value:
     return Unreadable(text=plain) if deepest > _MAX_DEPTH else _read(plain)
 
 
+_CHOICE = re.compile(
+    r"(?:\\text *\{ *\(?([A-J])[).] *\}|\\text *\{ *\(([A-J])\) +(?=[^{}]*\}$)"
+    r"|\(([A-J])\) +|\(\\text *\{ *([A-J]) *\}\)|([A-J])[).] +) *(?P<rest>.*)"
+)
+_OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
+
+
+def choice_of(text: str) -> str | None:
+    r"""Return the letter of a choice with its value, such as `\text{(C)} 10`; None for others."""
+    found = _CHOICE.fullmatch(normalized(text)) if len(text) <= MAX_CHARACTERS else None
+    if found is None or _OTHER_CHOICE.search(found["rest"]):
+        return None
+    rest = read_value(found["rest"].removesuffix("}") if found[2] else found["rest"])
+    is_one = not isinstance(rest, (Unreadable, Words)) and (
+        not isinstance(rest, Grouped) or rest.kind is not ValueKind.LIST
+    )
+    return next(filter(None, found.groups())) if is_one else None
+
+
 def has_variables(body: str) -> bool:
     r"""Return whether normalized `body` has letters besides `e`, `i`, `\pi` and function names."""
     commands = _COMMAND.findall(body)
@@ -254,7 +273,7 @@ def _named(text: str) -> Value | None:
         left = _parts(_parts(text, _ROUGHLY)[0], _EQUALS)[0]
         inner = _read(value)
         if _NAME.fullmatch(left) is None:
-            return inner
+            return _with_names(inner, _names(left))
         return Named(name=left.replace(" ", ""), value=inner, text=text)
     member = _parts(text, re.compile(r"\\in(?![A-Za-z])"))
     if len(member) == 2 and _NAME.fullmatch(member[0]):
@@ -281,6 +300,17 @@ def _named(text: str) -> Value | None:
     opens, closes = ("(" if signs[0] in "<>" else "["), (")" if signs[1] in "<>" else "]")
     interval = _group(ValueKind(f"{opens}{closes}"), (low, high), text)
     return Named(name=name.replace(" ", ""), value=interval, text=text)
+
+
+def _with_names(value: Value, names: Sequence[str]) -> Value:
+    """Return `(1, 2)` with the names of its members, which `(x, y)` gives them."""
+    if not isinstance(value, Grouped) or len(value.members) != len(names) or len(names) < 2:
+        return value
+    members = tuple(
+        Named(name=name.replace(" ", ""), value=member, text=member.text)
+        for name, member in zip(names, value.members, strict=True)
+    )
+    return Grouped(kind=value.kind, members=members, text=value.text)
 
 
 def _inside_brackets(text: str) -> Value | None:
