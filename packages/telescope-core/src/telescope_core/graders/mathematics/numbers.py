@@ -46,6 +46,7 @@ _ORDINAL = re.compile(
     r"| *\^ *\{ *(st|nd|rd|th) *\})",
     re.ASCII,
 )
+_WITH_UNIT = re.compile(r"[0-9]{1,9} *(?:\\text\{[^{}]*\}|[A-Za-z]{2,})\.? *", re.ASCII)
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 ORDINAL = Unit(dimensions=(("ordinal", 1),))
 MONEY = Unit(dimensions=(("money", 1),))
@@ -97,7 +98,7 @@ def read_amount(text: str) -> Amount | None:
         body = body[1:-1].strip()
     found = _NUMBER.fullmatch(body)
     if found is None:
-        return None
+        return _compound(text)
     if found["money"].strip():
         if unit is not None and unit.dimensions != MONEY.dimensions:
             return None
@@ -116,6 +117,25 @@ def read_amount(text: str) -> Amount | None:
         is_quotient=is_quotient,
         text=text,
     )
+
+
+def _compound(text: str) -> Amount | None:
+    """Return the sum of `5 ft 6 in`: whole numbers of ever smaller units of one dimension."""
+    parts = [found[0].strip() for found in _WITH_UNIT.finditer(text)]
+    if not 2 <= len(parts) <= 4 or _WITH_UNIT.sub("", text):
+        return None
+    total = Fraction(0)
+    units: list[Unit] = []
+    for amount in map(read_amount, parts):
+        if amount is None or amount.unit is None:
+            return None
+        size = amount.value * amount.unit.factor
+        is_smaller = not units or size < units[-1].factor
+        if not is_smaller or (units and units[-1].dimensions != amount.unit.dimensions):
+            return None
+        total += size
+        units.append(amount.unit)
+    return Amount(value=total / units[0].factor, unit=units[0], text=text)
 
 
 def _scale_and_unit(found: "re.Match[str]") -> str:

@@ -33,6 +33,9 @@ _NAME = re.compile(
 _EQUALS = re.compile(r"(?<![\\<>!=:])=(?!=)")
 _ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|\u2248")
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
+_BOTH = re.compile(
+    r"\\text *\{ *and *\}|\\(?:land|wedge)(?![A-Za-z])|\u2227|(?<![\\A-Za-z{])and(?![A-Za-z])"
+)
 _BUILT = re.compile(
     rf"(?P<name>{_LETTER}) *(?:\\in *\\mathbb\{{R\}} *)?(?:\\mid(?![A-Za-z])|\||:)"
     r"(?P<condition>[^=|:]*)"
@@ -83,6 +86,9 @@ class ValueKind(StrEnum):
     """An interval with its right end."""
     RIGHT_OPEN = "[)"
     """An interval with its left end."""
+
+
+_INTERVALS = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIGHT_OPEN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +156,10 @@ def read_value(text: str) -> Value:
     for _, step in bracketed(plain):
         depth += step
         deepest = max(deepest, depth)
-    return Unreadable(text=plain) if deepest > _MAX_DEPTH else _read(plain)
+    if deepest > _MAX_DEPTH:
+        return Unreadable(text=plain)
+    conditions = [normalized(one) for one in _BOTH.split(text.strip().strip("$"))]
+    return _within(conditions) or _read(plain)
 
 
 _CHOICE = re.compile(
@@ -300,6 +309,31 @@ def _named(text: str) -> Value | None:
     opens, closes = ("(" if signs[0] in "<>" else "["), (")" if signs[1] in "<>" else "]")
     interval = _group(ValueKind(f"{opens}{closes}"), (low, high), text)
     return Named(name=name.replace(" ", ""), value=interval, text=text)
+
+
+def _within(conditions: Sequence[str]) -> Named | None:
+    """Return the interval of `x > 0` and `x < 1`, one bound each; None for other conditions."""
+    if len(conditions) != 2:
+        return None
+    ranges: dict[bool, tuple[str, Value, str]] = {}
+    for one in conditions:
+        named = _named(one) if len(split_list(one)) == 1 and _RELATION.search(one) else None
+        if not isinstance(named, Named) or not isinstance(named.value, Grouped):
+            return None
+        if named.value.kind not in _INTERVALS or len(named.value.members) != 2:
+            return None
+        low, high = named.value.members
+        is_upper = low.text == "-\\infty"
+        if is_upper == (high.text == "\\infty"):
+            return None
+        bound, bracket = (high, named.value.kind[1]) if is_upper else (low, named.value.kind[0])
+        ranges[is_upper] = (named.name, bound, bracket)
+    if len(ranges) != 2 or ranges[False][0] != ranges[True][0]:
+        return None
+    (name, low, opens), (_, high, closes) = ranges[False], ranges[True]
+    text = ", ".join(conditions)
+    interval = Grouped(kind=ValueKind(opens + closes), members=(low, high), text=text)
+    return Named(name=name, value=interval, text=text)
 
 
 def _with_names(value: Value, names: Sequence[str]) -> Value:
