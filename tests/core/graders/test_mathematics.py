@@ -268,7 +268,12 @@ def test_answers_are_equal_symbolically(grader, answer, right):
         ),
         *(("\\text{Thursday.}", "Friday"), ("\\mathbb{R}-\\{2\\}", "\\mathbb{R}\\setminus\\{3\\}")),
         *(("\\mathbb{R}-\\{2\\}", "\\mathbb{R}"), ("11^{th}", "10"), ("10^{t}", "10")),
-        *(("b=1, a=2", "(a,b)=(1,2)"), ("(b,a)=(1,2)", "(a,b)=(1,2)"), ("(a,b)=(1,2)", "(2,1)")),
+        *(
+            ("b=1, a=2", "(a,b)=(1,2)"),
+            ("()", "\\emptyset"),
+            ("(b,a)=(1,2)", "(a,b)=(1,2)"),
+            ("(a,b)=(1,2)", "(2,1)"),
+        ),
         *(
             ("5 ft 6 in", "5 ft 7 in"),
             ("6 in 5 ft", "66 in"),

@@ -393,8 +393,9 @@ def _groups(value: Value, right: Value, ask: Ask) -> Verdict:
         return ask(_tex(value), _tex(right)) if says_more else Verdict.DIFFERENT
     kinds = {value.kind, right.kind}
     # Values that have names are in any order, whatever brackets are around them.
-    has_names = all(isinstance(one, Named) for one in (*value.members, *right.members))
-    in_any_order = kinds <= _ANY_ORDER or (has_names and ValueKind.ROW not in kinds)
+    both = (*value.members, *right.members)
+    has_names = bool(both) and all(isinstance(one, Named) for one in both)
+    in_any_order = kinds <= _ANY_ORDER or (has_names and kinds <= {ValueKind.LIST, ValueKind.OPEN})
     without_brackets = ValueKind.LIST in kinds and kinds <= {
         ValueKind.LIST,
         ValueKind.OPEN,
