@@ -122,8 +122,8 @@ def _logprobs(completion: Completion) -> list[Any]:
     """Return the log-probs of the tokens of the text, whose form is that of the chat API."""
     try:
         match msgspec.json.decode(completion.logprobs_json or "null"):
-            case {"content": list(found)}:
-                return cast(list[Any], found)
+            case {"content": list()} as found:
+                return cast(dict[str, list[Any]], found)["content"]
             case _:
                 return []
     except RecursionError:

@@ -39,8 +39,10 @@ _MONEY_FIRST = tuple(
     for name, sign in _CURRENCIES.items()
 )
 """Currencies in front of their amount, and the amount with the currency behind it."""
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
-_BASES |= {"ten": 10, "twelve": 12, "sixteen": 16}
+_BASES = {
+    **{"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9},
+    **{"ten": 10, "twelve": 12, "sixteen": 16},
+}
 _BASE_IN_WORDS = re.compile(
     rf"(?<=[0-9A-Fa-f)]) *_ *(?:\{{ *)?(?:\\text *)?\{{ *({'|'.join(_BASES)}) *\}}(?: *\}})?"
 )
