@@ -1,6 +1,7 @@
 """`telescope export`: what is written is the model that was trained, and mistakes are explained."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError
-from telescope_train.checkpoints.folders import complete_checkpoints
+from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
+from telescope_train.checkpoints.resume import inputs_of
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.plan.checks.model import look_at_model, require_served
@@ -201,6 +203,79 @@ def test_adapters_are_merged_and_lie_beside_the_model(tmp_path, telescope):
     changed = [key for key in base if not torch.equal(found_in(tmp_path / "out")[key], base[key])]
     assert changed
     assert all("_proj" in key for key in changed)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """A folder with a model and a run that trained adapters of it, by a relative path."""
+    folder = tmp_path_factory.mktemp("adapted") / "work"
+    folder.mkdir()
+    flags = ("--number_of_steps", "1", "--warmup_steps", "0", "--use_lora", "true")
+    with contextlib.chdir(folder):
+        make_tiny_model(Path("models/tiny"), seed=0)
+        asyncio.run(run(config_of(folder, Path("models/tiny"), *flags)))
+        inputs = inputs_of("models/tiny", chat_template=None)
+    edit_manifest(folder / "run" / "checkpoints" / "final", inputs=inputs)
+    return folder
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_model_of_a_run_is_not_replaced_from_another_folder(
+    adapted, telescope, tmp_path, monkeypatch, is_recorded
+):
+    shutil.copytree(adapted, tmp_path / "work")
+    checkpoint = tmp_path / "work" / "run" / "checkpoints" / "final"
+    assert read_checkpoint(checkpoint).manifest.model_folder == str(adapted / "models" / "tiny")
+    recorded = tmp_path / "work" / "models" / "tiny" if is_recorded else ""
+    edit_manifest(checkpoint, model_folder=str(recorded))
+    monkeypatch.chdir(tmp_path / "work" / "models")
+    before = Path("tiny/model.safetensors").read_bytes()
+    code, _, said = telescope(checkpoint, "--output", "tiny")
+    assert (code, "the run began with" in said) == (2, True)
+    assert Path("tiny/model.safetensors").read_bytes() == before
+    # A folder that only has the name which was typed is another one.
+    Path("models").mkdir()
+    shutil.copytree("tiny", "models/tiny")
+    assert telescope(checkpoint, "--output", "models/tiny")[0] == (0 if is_recorded else 2)
+
+
+def edit_manifest(checkpoint: Path, **fields: object) -> None:
+    path = checkpoint / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_adapters_are_merged_into_the_model_that_they_were_trained_on(
+    adapted, telescope, tmp_path, monkeypatch
+):
+    monkeypatch.chdir("/")
+    code, _, said = telescope(adapted / "run", "--output", tmp_path / "out")
+    assert (code, said) == (0, "")
+    expected = (tmp_path / "out" / "model.safetensors").read_bytes()
+    # Moved together, and no longer where it is recorded.
+    shutil.copytree(adapted, tmp_path / "moved")
+    checkpoint = tmp_path / "moved" / "run" / "checkpoints" / "final"
+    edit_manifest(checkpoint, model_folder="/gone/work/models/tiny")
+    model = tmp_path / "moved" / "models" / "tiny"
+    code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
+    assert (code, str(model) in said) == (0, True)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() == expected
+    (model / "tokenizer_config.json").unlink()
+    assert telescope(checkpoint, "--output", tmp_path / "other")[0] == 0
+    make_tiny_model(tmp_path / "changed", seed=1)
+    shutil.copy(tmp_path / "changed" / "model.safetensors", model)
+    code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
+    assert (code, "model.safetensors: its content is another one" in said) == (2, True)
+    model.rename(tmp_path / "away")
+    for fields in ({}, {"model_folder": ""}):
+        edit_manifest(checkpoint, **fields)
+        code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
+        assert (code, "adapters alone" in said, "models/tiny" in said) == (2, True, True)
+    # Of a model on the Hub, which is looked up before a library tries for half a minute.
+    edit_manifest(checkpoint, inputs={"model.model: commit": "abc"})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
+    assert (code, "'models/tiny' is not in the cache" in said) == (2, True)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() == expected
 
 
 def found_in(folder: Path) -> dict[str, torch.Tensor]:

@@ -89,7 +89,13 @@ def export_command(
             target = Path(output).expanduser()
             if len(checkpoints) > 1:
                 target /= checkpoint.path.name
-        done = export_checkpoint(checkpoint, target, dtype=dtype, max_shard_size=max_shard_size)
+        done = export_checkpoint(
+            checkpoint,
+            target,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            tell=lambda line: _tell([line]),
+        )
         row: dict[str, object] = {**asdict(done), "path": str(done.path)}
         if push is not None:
             raise_if_asked()

@@ -7,7 +7,7 @@ else comes from the description that was saved beside them, so the original mode
 import math
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.pretrained import read_weights as megatron_weights
 from telescope_train.backends.megatron.pretrained import write_weights
+from telescope_train.checkpoints.base_model import base_folders, find_base
 from telescope_train.checkpoints.folders import RunCheckpoint, by_exporting, require_whole
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
@@ -58,7 +59,12 @@ class Exported:
 
 
 def export_checkpoint(
-    checkpoint: RunCheckpoint, output: Path, *, dtype: str | None, max_shard_size: str
+    checkpoint: RunCheckpoint,
+    output: Path,
+    *,
+    dtype: str | None,
+    max_shard_size: str,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Exported:
     """Write the model of `checkpoint` to `output`, completely or not at all.
 
@@ -66,7 +72,8 @@ def export_checkpoint(
 
     `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
     size of one file of weights, such as "5GB". A model that is already in `output` is replaced,
-    unless the run of the checkpoint began with it.
+    unless the run of the checkpoint began with it. `tell` gets a line if adapters are merged into a
+    model that is not where it was.
     """
     require_replaceable(output)
     _require_expendable(output, checkpoint)
@@ -77,10 +84,18 @@ def export_checkpoint(
     wanted = torch_dtype(dtype or settings.model_dtype)
     if trainer.train_backend == "megatron":
         return _export_megatron(checkpoint, output, wanted, max_shard_size=max_shard_size)
+    base = find_base(checkpoint, settings, tell) if trainer.use_lora else None
     with whole_folder(output) as partial:
         weights = read_weights(checkpoint.state_path)
         if trainer.use_lora:
-            weights = _merge(weights, settings, trainer, adapter_folder=partial / ADAPTER_FOLDER)
+            lm = load_model(
+                settings.model,
+                dtype=settings.model_dtype,
+                trust_remote_code=settings.trust_remote_code,
+                location=base,
+            ).model
+            add_adapters(lm, trainer, model_name=settings.model)
+            weights = _merge(weights, lm, settings, adapter_folder=partial / ADAPTER_FOLDER)
         weights = {name: value.to(wanted) for name, value in weights.items()}
         model = _model_with(weights, checkpoint, wanted)
         for path in checkpoint.model_path.iterdir():
@@ -101,13 +116,13 @@ def export_checkpoint(
 
 def _require_expendable(output: Path, checkpoint: RunCheckpoint) -> None:
     """Raise ConfigError if `output` holds what the run or the checkpoint itself needs."""
-    needed = {
-        "the model that the run began with": Path(checkpoint.manifest.config["model"]["model"]),
-        "the state of the checkpoint": checkpoint.state_path,
-        "the description of the model in the checkpoint": checkpoint.model_path,
-    }
-    for what, folder in needed.items():
-        if folder.expanduser().resolve().is_relative_to(output.resolve()):
+    needed = [
+        *(("the model that the run began with", folder) for folder in base_folders(checkpoint)),
+        ("the state of the checkpoint", checkpoint.state_path),
+        ("the description of the model in the checkpoint", checkpoint.model_path),
+    ]
+    for what, folder in needed:
+        if folder.resolve().is_relative_to(output.resolve()):
             raise ConfigError(
                 f"{str(output)!r} holds {what}, which the export would replace; name another folder"
             )
@@ -197,22 +212,15 @@ def hub_token() -> str:
 
 def _merge(
     adapters: dict[str, Tensor],
+    lm: PreTrainedModel,
     settings: ModelSection,
-    trainer: TrainerSection,
     *,
     adapter_folder: Path,
 ) -> dict[str, Tensor]:
-    """Return the weights of the base model with the adapters merged into them.
+    """Return the weights of the base model `lm` with the adapters merged into them.
 
-    A checkpoint of adapters holds nothing else, so the base model must still be where it was. The
-    adapters alone are written as well.
+    A checkpoint of adapters holds nothing else. The adapters alone are written as well.
     """
-    lm = load_model(
-        settings.model,
-        dtype=settings.model_dtype,
-        trust_remote_code=settings.trust_remote_code,
-    ).model
-    add_adapters(lm, trainer, model_name=settings.model)
     left = lm.load_state_dict(adapters, strict=False)
     missing = [name for name in left.missing_keys if ".lora_" in name]
     if missing or left.unexpected_keys:

@@ -68,6 +68,9 @@ class CheckpointManifest(BaseModel):
     """Whether a run can continue from it; if not, it holds only weights."""
     config: dict[str, Any]
     """Every setting of the run, defaults included."""
+    model_folder: str = ""
+    """Absolute path of the folder of the model that the run began with, which `config` has as it
+    was typed; empty for a Hub id, and in checkpoints of earlier versions."""
     environment_records: dict[str, EnvironmentRecord] = Field(default_factory=dict)
     """Name of each environment in the settings -> record of its code."""
     inputs: dict[str, str] = Field(default_factory=dict)

@@ -54,8 +54,9 @@ _FIXED = re.compile(
 """Settings that define the meaning of weights, optimizer state and place in the data."""
 Records: TypeAlias = Mapping[str, EnvironmentRecord]
 """Name of each environment in the settings -> record of its present code."""
-_MODEL = "model.model"
-FIXED = (_MODEL, "model.chat_template", "dataset", "environments")
+MODEL = "model.model"
+"""Setting, and first part of the inputs, of the model that a run begins with."""
+FIXED = (MODEL, "model.chat_template", "dataset", "environments")
 """Inputs that must not change, because the saved state depends on them."""
 _MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.model", "*.jinja", "*.txt", "*.py")
 
@@ -553,11 +554,11 @@ def _of_model(name: str) -> Iterator[tuple[str, str]]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         for path in sorted({path for kind in _MODEL_FILES for path in folder.glob(kind)}):
-            yield f"{_MODEL}: {path.name}", quick_digest(path)
+            yield f"{MODEL}: {path.name}", quick_digest(path)
         return
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return
     if isinstance(cached, str):
-        yield f"{_MODEL}: commit", Path(cached).parent.name
+        yield f"{MODEL}: commit", Path(cached).parent.name

@@ -123,6 +123,9 @@ class Checkpointer:
         self._call = call
         self._describe = describe
         self._folder = run.folder
+        base = Path(run.model.model).expanduser()
+        # Here and now: it may be relative to the working directory.
+        self._model_folder = str(base.absolute()) if base.is_dir() else ""
         self._writing: asyncio.Task[None] | None = None
         self._needed_bytes: int | None = None
 
@@ -180,6 +183,7 @@ class Checkpointer:
             num_ranks=self._ranks.num_ranks,
             has_training_state=with_training_state,
             config=without_secrets(self._run.config),
+            model_folder=self._model_folder,
             environment_records=dict(self._run.environments),
             inputs=dict(self._run.inputs),
         )

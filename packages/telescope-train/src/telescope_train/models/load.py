@@ -48,10 +48,17 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def load_model(
-    name: str, *, dtype: str = "float32", trust_remote_code: bool = False
+    name: str,
+    *,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    location: str | None = None,
 ) -> LoadedModel:
-    """Load a causal language model to CPU memory; raises ConfigError if that is impossible."""
-    source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code)
+    """Load a causal language model to CPU memory; raises ConfigError if that is impossible.
+
+    `location`: where to read it from, if not from the place that `name` means.
+    """
+    source = read_source(name, dtype=dtype, trust_remote_code=trust_remote_code, location=location)
     return _whole(source, dtype, trust_remote_code)
 
 
