@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,13 @@ from tests.train.checkpoints.test_resume import checkpoint_at
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
-from telescope_train.checkpoints.resume import inputs_of, open_run_folder, resume_point
+from telescope_train.checkpoints.folders import read_checkpoint
+from telescope_train.checkpoints.resume import (
+    input_changes,
+    inputs_of,
+    open_run_folder,
+    resume_point,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from resume_run import config_of, records_of
@@ -102,6 +108,38 @@ def test_another_function_that_accepts_groups_is_told(begun):
     Path("shared.py").write_text("# other")
     line = "file rollout.should_accept_fn: shared.py: its content is another one"
     assert resume_point(*begun()).changed == (line,)
+
+
+@pytest.mark.parametrize("dataset", ["rows", "rows/a.jsonl"])
+def test_other_rows_under_the_same_path_are_refused(tmp_path, monkeypatch, dataset):
+    monkeypatch.chdir(tmp_path)
+    Path("rows/parts").mkdir(parents=True)
+    for name in ("rows/a.jsonl", "rows/parts/b.jsonl", "rows/.lock"):
+        Path(name).write_text("{}")
+
+    def inputs() -> dict[str, str]:
+        return inputs_of("nobody/nothing", chat_template=None, dataset=dataset)
+
+    checkpoint_at(Path("saved"), 5, name="a")
+    checkpoint = read_checkpoint(Path("saved/a"))
+    manifest = checkpoint.manifest.model_copy(update={"inputs": inputs()})
+    checkpoint = replace(checkpoint, manifest=manifest)
+    Path("rows/.lock").write_text("another")
+    assert input_changes(checkpoint, inputs()) == []
+    Path("rows/a.jsonl").write_text("[]")
+    Path("rows/c.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"rows/a\.jsonl: its content is another one") as refused:
+        input_changes(checkpoint, inputs())
+    assert ("rows/c.jsonl: it is new" in str(refused.value)) == (dataset == "rows")
+
+
+def test_a_folder_of_rows_that_an_earlier_version_did_not_read_is_no_change(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}")
+    checkpoint_at(tmp_path / "saved", 5, name="a")
+    checkpoint = read_checkpoint(tmp_path / "saved" / "a")
+    manifest = checkpoint.manifest.model_copy(update={"inputs": {"model.model: commit": "abc"}})
+    now = {**manifest.inputs, f"dataset: {tmp_path}/a.jsonl": "digest"}
+    assert input_changes(replace(checkpoint, manifest=manifest), now) == []
 
 
 def test_of_a_model_that_is_no_folder_the_commit_is_known_once_it_is_here(tmp_path, monkeypatch):

@@ -56,7 +56,8 @@ Records: TypeAlias = Mapping[str, EnvironmentRecord]
 """Name of each environment in the settings -> record of its present code."""
 MODEL = "model.model"
 """Setting, and first part of the inputs, of the model that a run begins with."""
-FIXED = (MODEL, "model.chat_template", "dataset", "environments")
+_DATASET = "dataset"
+FIXED = (MODEL, "model.chat_template", _DATASET, "environments")
 """Inputs that must not change, because the saved state depends on them."""
 _MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.model", "*.jinja", "*.txt", "*.py")
 
@@ -446,7 +447,11 @@ def _allowed_changes(
 
 def input_changes(checkpoint: RunCheckpoint, inputs: Mapping[str, str]) -> list[str]:
     """Return the input files that differ; raises ConfigError for one that must not differ."""
-    changed = file_changes(checkpoint.manifest.inputs, inputs)
+    before = checkpoint.manifest.inputs
+    if not any(name.startswith(_DATASET) for name in before):
+        # Earlier versions did not read the folder of a dataset for this.
+        inputs = {name: one for name, one in inputs.items() if not name.startswith(_DATASET)}
+    changed = file_changes(before, inputs)
     fixed = [line for line in changed if line.startswith(tuple(f"file {one}" for one in FIXED))]
     if fixed:
         raise ConfigError(
@@ -535,15 +540,21 @@ def inputs_of(
     Settings name the place of a model, a template or a function, but not its content. Keys are
     `setting: file`; for a Hub id the value is its commit.
 
-    `accept_fn`: `module:function` in the settings. `dataset`: a file of examples. Missing files are
-    left out; their readers report them.
+    `accept_fn`: `module:function` in the settings. `dataset`: a file of examples, or a
+    folder of such files. Missing files are left out; their readers report them.
     """
     found = dict(_of_model(model))
-    given = {"model.chat_template": chat_template, "dataset": dataset}
+    given = {"model.chat_template": chat_template, _DATASET: dataset}
     for setting, name in given.items():
         # A template may also be its text, which is longer than a path may be.
         if name is not None and len(name) < 1024 and (path := Path(name).expanduser()).is_file():
             found[f"{setting}: {name}"] = quick_digest(path)
+    if dataset is not None and (folder := Path(dataset).expanduser()).is_dir():
+        for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+            name = path.relative_to(folder).as_posix()
+            # Readers of rows take no hidden files, such as the marks that downloads leave.
+            if "/." not in f"/{name}":
+                found[f"{_DATASET}: {dataset}/{name}"] = quick_digest(path)
     if accept_fn is not None and accept_fn not in BUILT_IN:
         sources = source_files(accept_fn.partition(":")[0])
         found |= {f"rollout.should_accept_fn: {name}": value for name, value in sources.items()}
