@@ -399,6 +399,16 @@ PLAYED = ["--environments", '[{"name": "a"}]']
             "dataset_revision",
             ["--dataset", "some/rows", "--dataset_revision", "1"],
         ),
+        (
+            ["--dataset", __file__, "--dataset_split", "test"],
+            "dataset_split.*is a file",
+            ["--dataset", __file__, "--dataset_split", "train"],
+        ),
+        (
+            ["--dataset", __file__, "--dataset_split", "train[:9]"],
+            "dataset_split.*is a file",
+            ["--dataset", str(Path(__file__).parent), "--dataset_split", "train[:9]"],
+        ),
         ([*PLAYED, "--model", "./o"], "output must not.*model './o'", PLAYED),
         ([*PLAYED, "--model", "o/base"], "output must not.*model 'o/base'", PLAYED),
         *(

@@ -90,7 +90,7 @@ class SftConfig(Section):
     dataset_subset: str | None = None
     """Subset of a dataset on the Hub that has several."""
     dataset_split: str = "train"
-    """Split of the dataset."""
+    """Split of a dataset on the Hub or in a folder; a file has none."""
     dataset_revision: str | None = None
     """Commit or tag of a dataset on the Hub; null = its newest state."""
     messages_field: str = "messages"
@@ -361,3 +361,9 @@ def _source_problems(config: SftConfig) -> Iterator[str]:
         for field in ("dataset_revision", "dataset_subset"):
             why = f"because {config.dataset!r} is on this machine; remove it"
             yield from unused(config, field, why)
+        if Path(config.dataset).expanduser().is_file():
+            why = (
+                f"because {config.dataset!r} is a file, all of whose rows are read; remove it, or "
+                "give the folder that has the splits"
+            )
+            yield from unused(config, "dataset_split", why)
