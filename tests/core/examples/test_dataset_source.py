@@ -200,6 +200,8 @@ def test_the_rows_of_a_list_are_counted_from_1(tmp_path):
     [
         ("acme/sums", "on the Hub needs a revision; set it to a commit"),
         ("missing.jsonl", "dataset file 'missing.jsonl' does not exist"),
+        ("hf://datasets/acme/sums/a.parquet", "a folder of files, or the id of a dataset"),
+        ("rows/*.jsonl", "patterns are not read"),
         (__file__, "must end in .jsonl, .json, .csv, .tsv, .parquet"),
     ],
 )

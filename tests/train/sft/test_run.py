@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from telescope_core.errors import ConfigError, EnvironmentLoadError, NoRoomError, TelescopeError
 from telescope_core.records import RunFolder
@@ -480,6 +480,17 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_is_written(
     config_file.write_text(config_file.read_text().replace("make_tiny_model = true", ""))
     with pytest.raises(ConfigError, match=message):
         run_sft(load_sft_config([config_file], flags))
+    assert not (tmp_path / "warm-log").exists()
+
+
+def test_adapters_are_refused_for_layers_of_another_kind(config_file, tmp_path):
+    path = make_tiny_model(tmp_path / "base", seed=0)
+    config = GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(path)
+    text = config_file.read_text().replace("make_tiny_model = true", "")
+    config_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"not supported for GPT2LMHeadModel.*Llama, Qwen"):
+        run_sft(load_sft_config([config_file], ["--use_lora", "true"]))
     assert not (tmp_path / "warm-log").exists()
 
 

@@ -153,7 +153,14 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             "needs a revision; set it to a commit, so that scores can be compared"
         )
     if local is not None and not local.exists():
-        raise ConfigError(f"dataset file {spec.path!r} does not exist; check the path")
+        advice = "check the path"
+        if "://" in spec.path or any(sign in spec.path for sign in "*?["):
+            advice = (
+                "addresses and patterns are not read: give one file "
+                f"({', '.join(FILE_SUFFIXES)}), a folder of files, or the id of a dataset on the "
+                "Hub, such as 'owner/name'"
+            )
+        raise ConfigError(f"dataset file {spec.path!r} does not exist; {advice}")
     if local is not None and not local.is_dir():
         return read_rows(local)
     try:

@@ -131,6 +131,13 @@ def require_targets(model: "PreTrainedModel", targets: Sequence[str]) -> None:
     """Raise ConfigError unless each of `targets` (LoRA) is a matrix in the decoder layers."""
     from torch.nn import Linear
 
+    if not hasattr(model.base_model, "layers"):
+        raise ConfigError(
+            f"use_lora: adapters are not supported for {type(model).__name__} (model_type "
+            f"{model.config.model_type!r}), which has no list of decoder layers called `layers`; "
+            "they are for Llama, Qwen, Mistral, Gemma, Phi and models built like them: take one "
+            "of these, or train without use_lora"
+        )
     inside = {
         name.rpartition(".")[2]
         for layer in model.base_model.layers
