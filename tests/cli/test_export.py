@@ -254,7 +254,7 @@ def test_adapters_are_merged_into_the_model_that_they_were_trained_on(
     # Moved together, and no longer where it is recorded.
     shutil.copytree(adapted, tmp_path / "moved")
     checkpoint = tmp_path / "moved" / "run" / "checkpoints" / "final"
-    edit_manifest(checkpoint, model_folder="/gone/work/models/tiny")
+    edit_manifest(checkpoint, model_folder="/gone/models/tiny")
     model = tmp_path / "moved" / "models" / "tiny"
     code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
     assert (code, str(model) in said) == (0, True)
