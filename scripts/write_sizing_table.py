@@ -34,8 +34,9 @@ HEAD = """# Sizing
 
 How many GPUs of 80 GB a trainer needs for each model, with packed sequences of 4,096 tokens and
 `gradient_checkpointing`, and the memory of one rank then. Servers come on top: one GPU each for
-models of up to 32B. The last column is whether server and trainer fit one GPU together
-(`colocate`), with the largest optimizer setting of the row that does.
+models of up to 32B; `inference_tensor_parallel_size` divides a larger model, and the cache of its
+requests, among the GPUs of a server. The last column is whether server and trainer fit one GPU
+together (`colocate`), with the largest optimizer setting of the row that does.
 
 These are sums of the dry run, not measurements: activations are an estimate, and 2 GiB are counted
 for what CUDA takes beside tensors. `telescope train run.toml --dry-run` computes them for your

@@ -28,3 +28,14 @@ QWEN3: dict[str, dict[str, Any]] = {
     "14B": _qwen3(5120, 40, 40, 17_408, tied=False),
     "32B": _qwen3(5120, 64, 64, 25_600, tied=False),
 }
+LLAMA_70B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28_672,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}

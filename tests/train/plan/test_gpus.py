@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.train.plan.models import QWEN3
+from tests.train.plan.models import LLAMA_70B, QWEN3
 
 from telescope_core.errors import ConfigError
 from telescope_train.config.fields import was_set
@@ -157,6 +157,49 @@ def test_a_server_needs_its_weights_and_room_for_one_request():
     )
     assert [said for said in small if "server" in said]
     assert not [said for said in large if "server" in said]
+
+
+def test_a_server_of_several_gpus_has_its_part_of_the_model_on_each():
+    facts, trainer = facts_of(LLAMA_70B), ["--use_lora", "--trainer_num_workers", "4"]
+    trainer += ["--model_dtype", "bfloat16"]
+
+    def said_of(size: int, gpus: int) -> list[str]:
+        found = config(*trainer, "--inference_tensor_parallel_size", str(size))
+        return list(gpu_problems(found, facts, 4096, [H100] * gpus))
+
+    (said,) = said_of(1, 5)
+    assert "a server needs at least 134.7 GiB" in said
+    assert "raise gpu_memory_utilization or inference_tensor_parallel_size, or lower" in said
+    assert said_of(4, 8) == []
+    (said,) = gpu_problems(
+        config(*trainer, "--fsdp_cpu_offload", "--inference_tensor_parallel_size", "2"),
+        facts,
+        4096,
+        [48 * 10**9] * 6,
+    )
+    assert "each of the 2 GPUs of a server needs at least 68.3 GiB" in said
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "weights", "heads", "sequences"),
+    [(1, 1, 1, 8, 128), (4, 1, 4, 2, 128), (16, 1, 16, 1, 128), (2, 4, 2, 4, 32)],
+)
+def test_what_a_server_divides_among_its_gpus(tensor, data, weights, heads, sequences):
+    sizes = ["--inference_tensor_parallel_size", str(tensor)]
+    sizes += ["--inference_data_parallel_size", str(data)]
+    requests = ["--max_num_seqs", "256", "--max_concurrent_prompts_per_server", "8"]
+    facts = facts_of(LLAMA_70B)
+    server = server_memory(
+        config(*sizes, *requests, "--group_size", "16"), facts, 10, device="cuda"
+    )
+    assert server is not None
+    assert server.process == ("vLLM server" if tensor * data == 1 else "vLLM server, per GPU")
+    assert facts.num_parameters is not None
+    assert dict(server.parts) == {
+        "weights": 2 * facts.num_parameters // weights,
+        # Keys and values of 80 layers, in heads of 128 values, 2 bytes each.
+        f"KV cache, {sequences} x 10 tokens": 2 * 80 * heads * 128 * 2 * sequences * 10,
+    }
 
 
 def test_the_parameter_counts_are_those_that_the_models_have():

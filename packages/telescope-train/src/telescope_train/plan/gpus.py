@@ -125,22 +125,27 @@ def memory_problems(
             f"fit the GPU's {_gib(gpu_bytes)} together; {advice}"
         )
     elif least > used:
+        size = config.inference.inference_tensor_parallel_size
+        who = "a server" if size == 1 else f"each of the {size} GPUs of a server"
+        # A GPU that trainer and server share is one.
+        more = "" if config.inference.shares_gpu else " or inference_tensor_parallel_size"
         yield (
-            f"a server needs at least {_gib(least)} GiB for its weights and one request of "
+            f"{who} needs at least {_gib(least)} GiB for its weights and one request of "
             f"{limit} tokens, and gpu_memory_utilization = "
             f"{config.inference.gpu_memory_utilization:g} gives it {_gib(used)} of "
-            f"{_gib(gpu_bytes)}; raise it, or lower max_model_len"
+            f"{_gib(gpu_bytes)}; raise gpu_memory_utilization{more}, or lower max_model_len"
         )
     if config.inference.colocate is True:
         yield from _colocation_problems(config, rank, least, gpu_bytes)
 
 
 def _least_of_server(config: TrainConfig, facts: ModelFacts, limit: int) -> float:
-    """Return the bytes with which a server can answer one request; infinite if unknown."""
+    """Return the bytes of a GPU with which a server can answer; infinite if unknown."""
     server = server_memory(config, facts, limit, device="cuda")
     if server is None:
         return math.inf
-    return dict(server.parts)["weights"] + smallest_cache_bytes(facts, limit) + CONTEXT_BYTES
+    weights, cache = dict(server.parts)["weights"], smallest_cache_bytes(config, facts, limit)
+    return weights + cache + CONTEXT_BYTES
 
 
 def _colocation_problems(

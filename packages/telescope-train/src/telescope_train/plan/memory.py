@@ -4,6 +4,7 @@ Memory that is kept between steps is exact. Activations are an estimate for dens
 other allocations of FSDP and attention kernels are not known before a run.
 """
 
+import math
 from dataclasses import dataclass
 
 from telescope_train.backends.megatron.layout import megatron_layout
@@ -96,17 +97,25 @@ def _megatron_rank(
 def server_memory(
     config: TrainConfig, facts: ModelFacts, limit: int, *, device: Device
 ) -> MemoryPlan | None:
-    """Return the memory of a server with room for all requests; None = sizes unknown."""
+    """Return the memory of a server with room for all requests; None = sizes unknown.
+
+    It is that of one of its GPUs, or of its processes on CPU, if it has several.
+    """
     if facts.num_parameters is None or facts.kv_values_per_token is None:
         return None
+    inference = config.inference
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
+    # Copies of the model share the requests, and each has a limit of its own.
+    requests = config.scheduling.max_concurrent_prompts_per_server * config.largest_group
     sequences = min(
-        config.inference.max_num_seqs,
-        config.scheduling.max_concurrent_prompts_per_server * config.largest_group,
+        inference.max_num_seqs, math.ceil(requests / inference.inference_data_parallel_size)
     )
-    kv_bytes = facts.kv_values_per_token * compute
+    kv_bytes = _kv_values(config, facts) * compute
+    process = "vLLM server"
+    if inference.processes_per_server > 1:
+        process += ", per GPU" if device == "cuda" else " process"
     return MemoryPlan(
-        process="vLLM server",
+        process=process,
         parts=(
             ("weights", _server_weights(config, facts.num_parameters, facts, compute)),
             (f"KV cache, {sequences} x {limit} tokens", kv_bytes * sequences * limit),
@@ -117,11 +126,23 @@ def server_memory(
 def _server_weights(
     config: TrainConfig, num_parameters: int, facts: ModelFacts, compute: int
 ) -> int:
-    """Return the bytes of a server's weights. Embeddings and head stay in the dtype of layers."""
+    """Return the bytes of a GPU's weights. Embeddings and head stay in the dtype of layers.
+
+    Tensor parallelism is counted as if it divided all of them. Each GPU has the norms, the routers
+    of a mixture, and a key-value head at least: together a few hundredths of its weights.
+    """
+    tensor = config.inference.inference_tensor_parallel_size
     if config.inference.inference_quantization == "none":
-        return num_parameters * compute
+        return math.ceil(num_parameters * compute / tensor)
     outside = min(num_parameters, 2 * (facts.vocab_size or 0) * (facts.hidden_size or 0))
-    return outside * compute + (num_parameters - outside) * BYTES_PER_VALUE["fp8"]
+    whole = outside * compute + (num_parameters - outside) * BYTES_PER_VALUE["fp8"]
+    return math.ceil(whole / tensor)
+
+
+def _kv_values(config: TrainConfig, facts: ModelFacts) -> int:
+    """Return the values of a token in the cache of one GPU, which has a whole head at least."""
+    tensor = config.inference.inference_tensor_parallel_size
+    return math.ceil((facts.kv_values_per_token or 0) / min(tensor, facts.num_kv_heads or 1))
 
 
 def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:
@@ -130,9 +151,9 @@ def _is_in_cpu_memory(part: str, config: TrainConfig) -> bool:
     return trainer.fsdp_cpu_offload or (part == "Adam" and trainer.optimizer_cpu_offload)
 
 
-def smallest_cache_bytes(facts: ModelFacts, limit: int) -> int:
+def smallest_cache_bytes(config: TrainConfig, facts: ModelFacts, limit: int) -> int:
     """Return the KV cache of one request of `limit` tokens on a GPU, in bytes."""
-    return (facts.kv_values_per_token or 0) * limit * BYTES_PER_VALUE["bfloat16"]
+    return _kv_values(config, facts) * limit * BYTES_PER_VALUE["bfloat16"]
 
 
 def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
