@@ -194,6 +194,22 @@ def test_agents_with_tools_are_estimated(settings, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--parameters", "1e400B"), "expected a size such as 600M or 8B, got '1e400B'"),
+        (("--parameters", "nanM"), "expected a size such as 600M or 8B, got 'nanM'"),
+        (("--parameters=-8B",), "expected a size such as 600M or 8B, got '-8B'"),
+        (("--parameters", "0B"), "expected a size such as 600M or 8B, got '0B'"),
+        (("--mean-length", "inf", "--parameters", "8B"), "less than or equal to 1000000000"),
+        (("--spread", "inf", "--parameters", "8B"), "less than or equal to 10"),
+        (("--tool-seconds", "inf", "--parameters", "8B"), "less than or equal to 1000000000"),
+        (("--reward-seconds", "inf", "--parameters", "8B"), "less than or equal to 1000000000"),
+        (
+            ("--inference_tensor_parallel_size", "2", "--tensor-parallel", "4"),
+            "--tensor-parallel 4 and inference_tensor_parallel_size = 2 of the settings",
+        ),
+        (
+            ("--inference_tensor_parallel_size", "4", "--servers", "2", "--parameters", "8B"),
+            "2 servers of 4 GPUs leave 0 of 8 GPUs",
+        ),
         (("--parameters", "8X"), "expected a size such as 600M or 8B, got '8X'"),
         ((), "the size of the model is not known"),
         (("--gpu", "H10", "--parameters", "8B"), "unknown GPU 'H10'; did you mean"),
@@ -211,6 +227,19 @@ def test_what_cannot_be_simulated_is_one_message(settings, capsys, arguments, me
     assert not text
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["--tensor-parallel", "inference_tensor_parallel_size"])
+def test_gpus_that_cannot_share_the_heads_of_the_model_are_refused(
+    settings, capsys, tmp_path, name
+):
+    sizes = {"hidden_size": 64, "num_attention_heads": 32, "num_hidden_layers": 2}
+    sizes |= {"vocab_size": 128, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    flag = f"--{name.removeprefix('--')}"
+    code, _, error = run(capsys, settings, flag, "3", "--model", str(tmp_path))
+    assert code == 2
+    assert f"{name} (3) must divide the model's 32 attention heads" in " ".join(error.split())
 
 
 def test_a_settings_file_is_asked_for(capsys):

@@ -1,6 +1,7 @@
 """`telescope simulate run.toml`: simulate a run on GPUs that are not available."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
     from telescope_train.simulation.machines import Speeds
 
 _UNITS = {"M": 1e6, "B": 1e9}
-
+_MOST = 1e9
+"""Largest number of tokens or seconds that is no slip, and no infinity."""
 
 GpusOption = Annotated[int, typer.Option(min=2, help="GPUs of servers and trainer together.")]
 ServersOption = Annotated[
     int | None, typer.Option(min=1, help="Inference servers; by default half of the GPUs.")
 ]
 GpuOption = Annotated[str, typer.Option(help="Kind of GPU: H100, H200, B200, A100, L40S ...")]
-TensorParallelOption = Annotated[int, typer.Option(min=1, help="GPUs of each server.")]
+TensorParallelOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="GPUs of each server; default: inference_tensor_parallel_size."),
+]
 ParametersOption = Annotated[
     str, typer.Option(help="Size of the model, such as 8B, if its folder is not here.")
 ]
@@ -40,16 +45,19 @@ SpeedsOption = Annotated[
     typer.Option(help="Run folder that says how fast a server and a rank are; no data sheets."),
 ]
 MeanOption = Annotated[
-    float | None, typer.Option(min=1, help="Mean tokens of an answer; default: max_tokens / 4.")
+    float | None,
+    typer.Option(min=1, max=_MOST, help="Mean tokens of an answer; default: max_tokens / 4."),
 ]
 SpreadOption = Annotated[
-    float, typer.Option(min=0, help="Deviation of the logarithm of the lengths.")
+    float, typer.Option(min=0, max=10, help="Deviation of the logarithm of the lengths.")
 ]
 TurnsOption = Annotated[str, typer.Option(help="Answers of a rollout, such as 1 or 2-40.")]
 ToolOption = Annotated[
-    float, typer.Option(min=0, help="Mean seconds between two answers of a rollout.")
+    float, typer.Option(min=0, max=_MOST, help="Mean seconds between two answers of a rollout.")
 ]
-RewardOption = Annotated[float, typer.Option(min=0, help="Seconds of scoring a rollout.")]
+RewardOption = Annotated[
+    float, typer.Option(min=0, max=_MOST, help="Seconds of scoring a rollout.")
+]
 StepsOption = Annotated[int, typer.Option(min=2, help="Steps to simulate.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 PageOption = Annotated[
@@ -63,7 +71,7 @@ def simulate_command(
     gpus: GpusOption = 8,
     servers: ServersOption = None,
     gpu: GpuOption = "H100",
-    tensor_parallel: TensorParallelOption = 1,
+    tensor_parallel: TensorParallelOption = None,
     parameters: ParametersOption = "",
     lengths_of: LengthsOption = None,
     speeds_of: SpeedsOption = None,
@@ -104,10 +112,12 @@ def simulate_command(
             "expected a settings file, got none; write: telescope simulate run.toml --gpus 16"
         )
     config = load_train_config(files, flags)
+    facts = _facts(config.model.model, config.run.output_dir, parameters)
+    gpus_per_server = _gpus_per_server(config, facts, tensor_parallel)
     hardware = Hardware(
         num_gpus=gpus,
-        num_servers=servers or max(1, gpus // (2 * tensor_parallel)),
-        gpus_per_server=tensor_parallel,
+        num_servers=servers or max(1, gpus // (2 * gpus_per_server)),
+        gpus_per_server=gpus_per_server,
     )
     workload = Workload(
         lengths=lognormal(mean_length or config.rollout.max_tokens / 4, spread),
@@ -117,7 +127,7 @@ def simulate_command(
     )
     if lengths_of is not None:
         workload = recorded_workload(lengths_of, workload)
-    speeds, kind = _speeds(config, gpu=gpu, parameters=parameters, speeds_of=speeds_of)
+    speeds, kind = _speeds(config, facts, gpu=gpu, speeds_of=speeds_of)
     console = report_console()
     with progress_of(f"simulating {gpus} x {kind}") as on_progress:
         found = estimate(config, speeds, hardware, workload, steps=steps, on_progress=on_progress)
@@ -129,15 +139,32 @@ def simulate_command(
     _show(console, found, kind)
 
 
+def _gpus_per_server(config: "TrainConfig", facts: "ModelFacts", given: int | None) -> int:
+    """Return the GPUs of a server, from --tensor-parallel or the setting that it stands for."""
+    from telescope_train.config.fields import was_set
+    from telescope_train.models.facts import tensor_problem
+
+    name = "inference_tensor_parallel_size"
+    size = config.inference.inference_tensor_parallel_size
+    if given is not None and given != size and was_set(config.inference, name):
+        raise ConfigError(
+            f"--tensor-parallel {given} and {name} = {size} of the settings both say how many GPUs "
+            "a server has; give one of them"
+        )
+    where, size = (name, size) if given is None else ("--tensor-parallel", given)
+    if problem := tensor_problem(where, size, facts):
+        raise ConfigError(problem)
+    return size
+
+
 def _speeds(
-    config: "TrainConfig", *, gpu: str, parameters: str, speeds_of: Path | None
+    config: "TrainConfig", facts: "ModelFacts", *, gpu: str, speeds_of: Path | None
 ) -> tuple["SpeedsOf", str]:
     """Return the speeds of a server and a rank, and a name for the machines."""
     from telescope_train.simulation.machines import estimated_speeds
     from telescope_train.simulation.measured import measured_speeds
 
     slots = config.inference.max_num_seqs
-    facts = _facts(config.model.model, config.run.output_dir, parameters)
     if speeds_of is not None:
         speeds = measured_speeds(speeds_of, hidden_size=facts.hidden_size, slots=slots)
         return (lambda hardware: speeds), f"as fast as those of {speeds_of}"
@@ -171,11 +198,12 @@ def _facts(model: str, output_dir: str, parameters: str) -> "ModelFacts":
         return read_model_facts(model, output_dir=output_dir)
     number, unit = parameters[:-1], parameters[-1].upper()
     try:
-        return facts_by_size(float(number) * _UNITS[unit])
+        size = float(number) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise ConfigError(
-            f"--parameters: expected a size such as 600M or 8B, got {parameters!r}"
-        ) from None
+        size = math.nan
+    if not 1 <= size < math.inf:
+        raise ConfigError(f"--parameters: expected a size such as 600M or 8B, got {parameters!r}")
+    return facts_by_size(size)
 
 
 def _show(console: Console, found: "Estimate", kind: str) -> None:

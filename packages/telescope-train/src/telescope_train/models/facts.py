@@ -172,6 +172,15 @@ def context_problem(size: int, *, num_heads: int, num_kv_heads: int) -> str | No
     return None
 
 
+def tensor_problem(setting: str, size: int, facts: ModelFacts) -> str | None:
+    """Return why a server's `size` GPUs cannot share the heads; None if they can, or may."""
+    if facts.num_heads is None or facts.num_heads % size == 0:
+        return None
+    return (
+        f"{setting} ({size}) must divide the model's {facts.num_heads} attention heads; change it"
+    )
+
+
 class _MlpSizes(NamedTuple):
     kept: int
     """Parameters of the MLPs of all layers."""

@@ -24,6 +24,7 @@ from telescope_train.models.facts import (
     ModelFacts,
     context_problem,
     read_model_facts,
+    tensor_problem,
 )
 from telescope_train.plan.checks.cluster import colocation_problems, weights_device_problems
 from telescope_train.plan.checks.config import max_tokens_problems
@@ -195,11 +196,8 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
         if problem is not None:
             yield f"trainer.{problem}"
     size = config.inference.inference_tensor_parallel_size
-    if facts.num_heads is not None and facts.num_heads % size:
-        yield (
-            f"inference.inference_tensor_parallel_size ({size}) must divide the model's "
-            f"{facts.num_heads} attention heads; change it"
-        )
+    if problem := tensor_problem("inference.inference_tensor_parallel_size", size, facts):
+        yield problem
     section = config.algorithm
     threshold, vocab_size = section.gibberish_token_threshold, facts.vocab_size
     if section.filter_gibberish and vocab_size is not None and threshold >= vocab_size - 1:
