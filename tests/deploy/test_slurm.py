@@ -17,10 +17,11 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 DEADLINE_S = 300.0
 NOTE = 'echo "$(basename "$0") $*" >>"$CALLS"\n'
 STAND_INS = {
-    "scontrol": NOTE + '[ "$1" != show ] || printf "node1\\nnode2\\nnode3\\n"',
+    "scontrol": NOTE + '[ "$1" != show ] || eval "$NODES"',
     # The first argument that is no option is the program.
     "srun": NOTE + 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
-    "hostname": "echo 10.0.0.1 fe80::1",
+    # What Debian says of its own name, if another question is asked.
+    "hostname": '[ "$*" = -I ] && echo "$ADDRESSES" || echo 127.0.1.1',
     "ray": NOTE + '[ "$1" = status ] || exec sleep 600 >/dev/null 2>&1',
     "telescope": NOTE + 'echo "token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE" >>"$CALLS"\neval "$RUN"',
 }
@@ -48,6 +49,8 @@ def cluster(tmp_path):
         "PATH": f"{programs}:{os.environ['PATH']}",
         "CALLS": str(tmp_path / "calls"),
         "RUN": "exit 0",
+        "NODES": 'printf "node1\\nnode2\\nnode3\\n"',
+        "ADDRESSES": "127.0.0.2 169.254.3.4 fe80::1 10.0.0.1 172.17.0.1 ",
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "TELESCOPE_HOME": str(home.parents[1]),
         "SLURM_JOB_ID": "1234567",
@@ -145,4 +148,20 @@ def test_what_is_missing_is_named(cluster):
     assert (code, "expected a file of settings" in said) == (2, True)
     code, said = ended(submitted(cluster, "run.toml", TELESCOPE_HOME="/nowhere"))
     assert (code, "run 'make setup-gpu' there" in said) == (2, True)
+    assert not calls(cluster, "ray")
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "message"),
+    [
+        ({"SLURM_CPUS_PER_TASK": ""}, 2, "sbatch --cpus-per-task 64"),
+        ({"NODES": "echo no such command >&2; exit 1"}, 1, "gave none; check that scontrol works"),
+        ({"NODES": "true"}, 1, "expected the names of the job's nodes"),
+        ({"ADDRESSES": "127.0.1.1 fe80::1"}, 1, "'hostname -I' said there: 127.0.1.1 fe80::1;"),
+        ({"ADDRESSES": ""}, 1, "an IPv4 address of node1 that the other nodes can reach"),
+    ],
+)
+def test_what_slurm_does_not_say_ends_the_job_with_a_sentence(cluster, changed, code, message):
+    found, said = ended(submitted(cluster, "run.toml", **changed))
+    assert (found, message in said) == (code, True), said
     assert not calls(cluster, "ray")
