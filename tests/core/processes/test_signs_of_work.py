@@ -20,6 +20,7 @@ from telescope_core.processes.frames import (
     WorkerFrame,
 )
 from telescope_core.processes.handshake import Agreement, Identity
+from telescope_core.processes.launch import RemotePlace, RemoteWorker
 from telescope_core.processes.replies import read_nothing
 from telescope_core.processes.settings import StageDeadlines
 from telescope_core.processes.watch import beating, io_bytes
@@ -68,6 +69,14 @@ class Place:
         return "it is gone"
 
 
+class Elsewhere(RemotePlace):
+    """An address at which something takes connections and says nothing."""
+
+    async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> RemoteWorker:
+        protocol.connection_made(Wire(protocol))
+        return RemoteWorker(self.address)
+
+
 def beat(memory_bytes: int, io: int) -> Beat:
     return Beat(memory_bytes=memory_bytes, io_bytes=io)
 
@@ -94,13 +103,13 @@ def welcome(worker: WorkerClient) -> None:
     )
 
 
-def starting(main):
+def starting(main, place=None):
     """Run `main` with a worker and the task that waits until it has started and loaded."""
 
     async def run() -> None:
         deadlines = StageDeadlines(start_s=LOAD_S, load_s=LOAD_S)
         agreement = Agreement(Identity(name="slow", version="1"), ())
-        worker = WorkerClient(Place(), agreement, deadlines)
+        worker = WorkerClient(place or Place(), agreement, deadlines)
         opening = asyncio.create_task(worker.start({}))
         await asyncio.sleep(0.01)
         await main(worker, opening)
@@ -128,6 +137,29 @@ def test_a_worker_may_import_for_any_time_and_is_ended_when_it_stops():
             await opening
 
     starting(main)
+
+
+def test_one_that_has_shown_no_work_is_not_said_to_work():
+    async def main(worker, opening):
+        told: list[str] = []
+        with showing_troubles(told.append):
+            await asyncio.sleep(LOAD_S + 1)
+        with pytest.raises(EnvironmentProcessError, match="showed no work for 100 s"):
+            await opening
+        assert told == []
+
+    starting(main)
+
+
+def test_what_listens_elsewhere_and_does_not_greet_is_no_worker():
+    async def main(worker, opening):
+        await asyncio.sleep(StageDeadlines().greeting_s - 0.1)
+        assert not opening.done()
+        await asyncio.sleep(0.2)
+        with pytest.raises(EnvironmentProcessError, match="within 10 s: what listens there does"):
+            await opening
+
+    starting(main, Elsewhere(label="the worker", address="10.0.0.5:22", token=""))
 
 
 @pytest.mark.parametrize("work", [{"memory": 2 * MEBIBYTE}, {"io": 5000}], ids=["keeps", "reads"])

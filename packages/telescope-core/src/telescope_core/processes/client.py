@@ -40,7 +40,7 @@ from telescope_core.playing.in_process import stray_cancelled
 from telescope_core.processes import frames
 from telescope_core.processes.frames import Beat, Connection, ProtocolError, Request, WorkerFrame
 from telescope_core.processes.handshake import Agreement, hello, load_error
-from telescope_core.processes.launch import Lifeline, WorkerPlace
+from telescope_core.processes.launch import Lifeline, RemotePlace, WorkerPlace
 from telescope_core.processes.replies import (
     MOST_ERROR_CHARACTERS,
     Reader,
@@ -172,13 +172,26 @@ class WorkerClient:
     async def start(self, settings: Mapping[str, Any], *, asks_models: bool = True) -> None:
         """Start the worker and open its environment; raises a TelescopeError if that fails."""
         self._agreement.begin()
-        start_s = self._deadlines.start_s
+        start_s, greeting_s = self._deadlines.start_s, self._deadlines.greeting_s
+        has_started = isinstance(self._place, RemotePlace)
         try:
             self.lifeline = await self._place.start(self._connection, silence_s=start_s)
             self._connection.send(hello(self._agreement.identity, self._place.token))
-            welcome = await self._worked_on(self._greeting, "its start", start_s, shows_work=True)
+            welcome = await self._worked_on(
+                self._greeting,
+                "its start",
+                greeting_s if has_started else start_s,
+                shows_work=not has_started,
+            )
         except TimeoutError:
-            self.kill(f"did not send its greeting, and showed no work for {start_s:g} s")
+            why = f"did not send its greeting, and showed no work for {start_s:g} s"
+            if has_started:
+                why = (
+                    f"took the connection and sent no greeting within {greeting_s:g} s: what "
+                    "listens there does not speak as a worker, or is blocked; check the address, "
+                    "and check that a worker was started there with --listen"
+                )
+            self.kill(why)
             raise EnvironmentProcessError(f"{self.label} {self._why_killed}") from None
         if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_MAX:
             its_version = foreign(welcome.core_version, _MOST_LINE_CHARACTERS)
@@ -245,13 +258,13 @@ class WorkerClient:
             left_s = since_s + within_s - clock.time()
             if left_s <= 0:
                 raise TimeoutError
-            await asyncio.wait([result], timeout=left_s)
-            if result.done():
-                return result.result()
             now_s = clock.time()
             if shows_work and now_s - told_s >= within_s:
                 told_s = now_s
                 relay(f"{self.label} has worked on {what} for {now_s - begun_s:.0f} s")
+            await asyncio.wait([result], timeout=left_s)
+            if result.done():
+                return result.result()
 
     async def play(self, name: str, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as a failed rollout."""

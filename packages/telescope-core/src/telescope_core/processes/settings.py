@@ -38,6 +38,9 @@ class StageDeadlines:
     start_s: float = 120.0
     """Seconds without a sign of work until the greeting: while a cluster makes room for the worker
     and starts it, and while modules are imported."""
+    greeting_s: float = 10.0
+    """Seconds until the greeting of a worker that was started separately: it listens when it has
+    imported everything."""
     load_s: float = 600.0
     """Seconds without a sign of work while the environment is built, loads data or is described."""
     score_s: float = 300.0
