@@ -327,6 +327,15 @@ def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):
     assert "The run cannot start" in render_plan(found)
 
 
+def test_of_a_cluster_only_the_settings_are_said_to_be_in_order(flags):
+    assert "The run can start on this machine." in render_plan(plan(flags))
+    shown = render_plan(plan(flags, "--ray_address", "10.99.99.1:6379"))
+    assert "this machine." not in shown
+    said = " ".join(shown.split())
+    assert "The settings are in order; the cluster at 10.99.99.1:6379 was not asked" in said
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_a_taken_port_names_the_port_and_the_setting(flags):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -129,6 +129,8 @@ class Plan:
     """Name in the run folder -> what is written there."""
     notes: tuple[str, ...]
     """Remarks for people who start it."""
+    ray_address: str | None
+    """The cluster of the run, which a dry run does not ask; None = this machine."""
     problems: tuple[str, ...]
     """Reasons why the run cannot start on this machine; empty if it can."""
 
@@ -165,6 +167,7 @@ def make_plan(prepared: Prepared) -> Plan:
         evals=tuple(_eval_plan(config, entry) for entry in config.evals.evals),
         outputs=_outputs(config),
         notes=notes_of(prepared),
+        ray_address=config.ray.ray_address,
         problems=prepared.problems,
     )
 

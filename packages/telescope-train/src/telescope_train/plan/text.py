@@ -123,6 +123,14 @@ def _memory_text(part: MemoryPlan) -> str:
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
+    if not plan.problems and plan.ray_address is not None:
+        yield from _wrapped(
+            "Nothing was started. The settings are in order; the cluster at "
+            f"{plan.ray_address} was not asked, and neither the number of its GPUs nor their "
+            "memory was checked.",
+            "",
+        )
+        return
     if not plan.problems:
         yield "Nothing was started. The run can start on this machine."
         return
