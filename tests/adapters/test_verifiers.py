@@ -125,17 +125,6 @@ async def test_a_reward_function_that_raises_is_a_failure(python):
         assert "reward function unset of sums gave nan" in failed.error
 
 
-async def test_an_empty_answer_ends_the_rollout_as_it_does_with_their_client(python):
-    thought = Completion(
-        message=Message(role="assistant", content="", reasoning="hm"), finish_reason="stop"
-    )
-    async with opened(SUMS, {"options": {"kind": "turns"}}) as client:
-        failed = await played(client, [""])
-        assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
-        assert "EmptyModelResponseError" in failed.error
-        assert (await played(client, [thought, "1"])).reward == 1.0
-
-
 async def test_without_an_eval_set_a_hash_divides_the_rows(python):
     async with opened(SUMS, {"options": {"has_eval": False}}) as client:
         sizes = (await client.describe()).num_examples

@@ -107,8 +107,8 @@ class Arena:
         game = self.new_game()
         try:
             game.reset(0)
-            # Some games ignore the number that they are given.
-            assert game.num_seated in (None, config.players), f"it has {game.num_seated} players"
+            if game.num_seated not in (None, config.players):  # it ignores what it is given
+                raise AssertionError(f"it has {game.num_seated} players")
         except AssertionError as error:
             raise EnvironmentLoadError(
                 f"{name} cannot be begun with env.players = {config.players} ({error}); set it to "

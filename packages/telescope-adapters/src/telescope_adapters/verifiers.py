@@ -405,8 +405,6 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
                     raise
                 # It ends their loop, which scores what was said.
                 raise verifiers.OverlongPromptError(str(error)) from error
-            if not (said.message.content or said.message.tool_calls or said.message.reasoning):
-                raise verifiers.EmptyModelResponseError("the answer of the policy is empty")
             calls = [
                 types.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
                 for call in said.message.tool_calls

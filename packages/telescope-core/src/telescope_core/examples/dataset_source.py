@@ -153,13 +153,12 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             "needs a revision; set it to a commit, so that scores can be compared"
         )
     if local is not None and not local.exists():
-        advice = "check the path"
-        if "://" in spec.path or any(sign in spec.path for sign in "*?["):
-            advice = (
-                "addresses and patterns are not read: give one file "
-                f"({', '.join(FILE_SUFFIXES)}), a folder of files, or the id of a dataset on the "
-                "Hub, such as 'owner/name'"
-            )
+        advice = (
+            f"addresses and patterns are not read: give one file ({', '.join(FILE_SUFFIXES)}), a "
+            "folder of files, or the id of a dataset on the Hub, such as 'owner/name'"
+            if "://" in spec.path or any(sign in spec.path for sign in "*?[")
+            else "check the path"
+        )
         raise ConfigError(f"dataset file {spec.path!r} does not exist; {advice}")
     if local is not None and not local.is_dir():
         return read_rows(local)
