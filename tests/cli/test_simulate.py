@@ -215,6 +215,7 @@ def test_agents_with_tools_are_estimated(settings, capsys):
         (("--gpu", "H10", "--parameters", "8B"), "unknown GPU 'H10'; did you mean"),
         (("--servers", "8", "--parameters", "8B"), "leave 0 of 8 GPUs for the trainer"),
         (("--turns", "5-2", "--parameters", "8B"), "a range such as 2-40, got '5-2'"),
+        (("--parameters", "1043B"), "1,043B parameters take 1,943 GiB"),
         (("--parameters", "70B"), "give each server more GPUs with --tensor-parallel"),
         (("--group_sise", "2"), "group_sise"),
         (("--parameters", "8B", "--lengths-of", "runs/nope"), "runs/nope: no such folder"),

@@ -20,7 +20,7 @@ from telescope_train.models import fit
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import facts_of, read_model_facts
 from telescope_train.plan.load import load_train_config
-from telescope_train.plan.memory import BYTES_PER_VALUE, _training_state
+from telescope_train.plan.memory import BYTES_PER_VALUE, MemoryPlan, _training_state
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.plan import Plan, how_activations_are_kept, make_plan
 from telescope_train.plan.prepared import prepare
@@ -325,6 +325,25 @@ def test_what_keeps_a_run_from_starting_is_a_problem(flags, more, expected):
     found = plan(flags, *more)
     assert expected in "\n".join(found.problems)
     assert "The run cannot start" in render_plan(found)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [
+        (1000, "1000 B"),
+        (134 * 2**30, "134 GiB"),
+        (int(999.7 * 2**30), "1,000 GiB"),
+        (1023 * 2**30, "1,023 GiB"),
+        (1070 * 2**30, "1.04 TiB"),
+        (5000 * 2**40, "5,000 TiB"),
+    ],
+)
+def test_sizes_have_no_exponent(flags, num_bytes, shown):
+    part = MemoryPlan(process="vLLM server", parts=(("weights", num_bytes),))
+    found = replace(plan(flags), memory=(part,), num_parameters=1_043_000_000_000)
+    words = " ".join(render_plan(found).split())
+    assert f"{shown} = {shown} weights" in words
+    assert "(1.04T parameters)" in words
 
 
 def test_of_a_cluster_only_the_settings_are_said_to_be_in_order(flags):

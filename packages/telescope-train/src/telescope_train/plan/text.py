@@ -156,14 +156,19 @@ def _wrapped(text: str, mark: str) -> list[str]:
 
 
 def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
-            return f"{number / size:.3g}{unit}"
+            return f"{_rounded(number / size)}{unit}"
     return str(number)
 
 
 def _size(num_bytes: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
+            return f"{_rounded(num_bytes / size)} {unit}"
     return f"{num_bytes} B"
+
+
+def _rounded(number: float) -> str:
+    """Return three digits, and from 1000 on, where these would have an exponent, all."""
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"

@@ -77,7 +77,7 @@ def estimated_speeds(
     cache_bytes = one.memory * gpus_per_server * MEMORY_SHARE - weight_bytes
     if cache_bytes < kv_bytes * 1024:
         raise ConfigError(
-            f"{parameters / 1e9:.3g}B parameters take {weight_bytes / 2**30:.0f} GiB, which leaves "
+            f"{round(parameters / 1e9, 1):,g}B parameters take {weight_bytes / 2**30:,.0f} GiB, which leaves "
             f"no room for a cache on {gpus_per_server} x {gpu}; give each server more GPUs with "
             "--tensor-parallel"
         )
