@@ -1,6 +1,7 @@
 """A failure is reported as the death that caused it, when there was one."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -28,6 +29,16 @@ async def test_work_that_ends_ends_the_watch() -> None:
 async def test_a_death_ends_the_work() -> None:
     with pytest.raises(ProcessDiedError, match="rank 0"):
         await supervised(forever(), [forever(), fail(ProcessDiedError("rank 0"))])
+
+
+async def test_a_second_death_is_not_reported_as_an_error_that_nobody_noticed() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, one: told.append(one["message"]))
+    with pytest.raises(ProcessDiedError, match="rank 0"):
+        deaths = [fail(ProcessDiedError("rank 0")), fail(ProcessDiedError("rank 1"))]
+        await supervised(forever(), deaths)
+    gc.collect()
+    assert told == []
 
 
 @pytest.mark.parametrize("first", [RuntimeError("reset by peer"), OSError("broken pipe")])

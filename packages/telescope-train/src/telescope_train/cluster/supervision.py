@@ -40,6 +40,9 @@ async def supervised(
     finally:
         # Waited for, so that the work has closed what it opened before the caller closes the rest.
         await cancel([*watchers, worker])
+        for watcher in watchers:
+            if not watcher.cancelled():
+                watcher.exception()  # a further death, told or not, is no unnoticed failure
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
