@@ -34,8 +34,8 @@ async def test_a_death_ends_the_work() -> None:
 async def test_a_second_death_is_not_reported_as_an_error_that_nobody_noticed() -> None:
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, one: told.append(one["message"]))
+    deaths = [fail(ProcessDiedError("rank 0")), fail(ProcessDiedError("rank 1"))]
     with pytest.raises(ProcessDiedError, match="rank 0"):
-        deaths = [fail(ProcessDiedError("rank 0")), fail(ProcessDiedError("rank 1"))]
         await supervised(forever(), deaths)
     gc.collect()
     assert told == []

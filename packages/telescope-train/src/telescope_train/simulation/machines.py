@@ -77,9 +77,9 @@ def estimated_speeds(
     cache_bytes = one.memory * gpus_per_server * MEMORY_SHARE - weight_bytes
     if cache_bytes < kv_bytes * 1024:
         raise ConfigError(
-            f"{round(parameters / 1e9, 1):,g}B parameters take {weight_bytes / 2**30:,.0f} GiB, which leaves "
-            f"no room for a cache on {gpus_per_server} x {gpu}; give each server more GPUs with "
-            "--tensor-parallel"
+            f"{round(parameters / 1e9, 1):,g}B parameters take {weight_bytes / 2**30:,.0f} GiB, "
+            f"which leaves no room for a cache on {gpus_per_server} x {gpu}; give each "
+            "server more GPUs with --tensor-parallel"
         )
     bandwidth = one.bandwidth * gpus_per_server * BANDWIDTH_SHARE
     prefill = peak * gpus_per_server * PREFILL_SHARE / (2 * parameters)
