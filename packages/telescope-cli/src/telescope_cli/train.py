@@ -26,7 +26,7 @@ def train_command(
         typer.Option(
             "--resume",
             help="Go on from the newest checkpoint of this run, in its folder, such as after it "
-            "was killed.",
+            "was killed. With --resume-if-saved instead, it begins if there is no checkpoint.",
         ),
     ] = False,
     fork: Annotated[
