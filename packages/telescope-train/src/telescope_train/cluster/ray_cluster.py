@@ -493,7 +493,7 @@ def _shown(answered: "asyncio.Future[Any]", process: str) -> Any:
         # The error of a constructor is at the end of its traceback.
         why = lines[-1] if error.actor_init_failed else _printed_by(str(error)) or lines[0]
         raise ProcessDiedError(
-            f"{process} died: {why}; "
+            f"{process} died: {why.rstrip('.')}; "
             "look for the cause in the run folder's logs/ and in the kernel log (out of memory?)"
         ) from None
     except ray.exceptions.RayTaskError as error:
