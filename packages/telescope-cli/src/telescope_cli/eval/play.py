@@ -15,6 +15,7 @@ from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
 from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
+from telescope_core.base.folders import make_folder
 from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.base.open_files import advice_for
@@ -23,7 +24,6 @@ from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalResult, run_eval
 from telescope_core.processes.settings import split_address
 from telescope_core.records import RunState
-from telescope_core.records.folders import make_folder
 from telescope_core.reports import write_eval_report
 
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.base.code_files import file_changes
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
@@ -27,7 +28,7 @@ from telescope_core.records.files import (
     why_no_object,
     write_json,
 )
-from telescope_core.records.folders import claimed, make_folder
+from telescope_core.records.folders import claimed
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 

@@ -15,23 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from telescope_core.base import interrupts
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.folders import make_folder
 from telescope_core.records.room import room_for
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder `path` and those above, unless it is there.
-
-    Raises ConfigError where no folder can be made, such as in /proc, of which the system only says
-    that there is no such file.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"the folder {path} cannot be made: {Path(error.filename).parent} takes no new "
-            "folders; name another place"
-        ) from error
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue, RolloutStatus
 from telescope_core.records.blocks import read_blocks
@@ -37,7 +38,7 @@ from telescope_core.records.files import (
     write_json,
     write_json_lines,
 )
-from telescope_core.records.folders import claimed, make_folder, whole_file
+from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import (
     FORMAT_VERSION,
     Resume,

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, NoRoomError, RegistryError, TelescopeError
+from telescope_core.base.folders import make_folder
 from telescope_core.base.interrupts import raise_in_thread_if_asked
-from telescope_core.records.folders import make_folder
 
 VARIABLE = "TELESCOPE_HOME"
 
