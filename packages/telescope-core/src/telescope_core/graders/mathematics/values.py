@@ -158,8 +158,9 @@ def read_value(text: str) -> Value:
         deepest = max(deepest, depth)
     if deepest > _MAX_DEPTH:
         return Unreadable(text=plain)
-    conditions = [normalized(one) for one in _BOTH.split(text.strip().strip("$"))]
-    return _within(conditions) or _read(plain)
+    conditions = _BOTH.split(text.strip().strip("$"))
+    both = _within([*map(normalized, conditions)]) if len(conditions) == 2 else None
+    return both or _read(plain)
 
 
 _CHOICE = re.compile(
@@ -313,8 +314,6 @@ def _named(text: str) -> Value | None:
 
 def _within(conditions: Sequence[str]) -> Named | None:
     """Return the interval of `x > 0` and `x < 1`, one bound each; None for other conditions."""
-    if len(conditions) != 2:
-        return None
     ranges: dict[bool, tuple[str, Value, str]] = {}
     for one in conditions:
         named = _named(one) if len(split_list(one)) == 1 and _RELATION.search(one) else None
