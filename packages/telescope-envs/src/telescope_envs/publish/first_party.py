@@ -7,7 +7,6 @@ Its arguments are the registry's folder and then the project folders. The code t
 import argparse
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from telescope_envs.publish.build import build_and_inspect
@@ -25,7 +24,7 @@ from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores.folder import LocalStore
 from telescope_envs.rules.admission import require_namespace
-from telescope_envs.validation import ValidationOptions, project_subject, validate_subject
+from telescope_envs.validation import ValidationOptions, validate_project
 from telescope_envs.validation.fixture_hub import FOLDER
 from telescope_envs.validation.processes import interpreter_with
 
@@ -66,9 +65,8 @@ def publish(
             interpreter=interpreter,
         )
         if validate:
-            report = validate_subject(
-                replace(project_subject(project), interpreter=interpreter),
-                ValidationOptions(fixture_rows=has_fixtures),
+            report = validate_project(
+                project, ValidationOptions(fixture_rows=has_fixtures), interpreter=interpreter
             )
             require_publishable(report, built.sha256)
             release = validated(release, report)

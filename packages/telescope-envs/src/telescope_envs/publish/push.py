@@ -45,8 +45,7 @@ from telescope_envs.validation import (
     Outcome,
     Report,
     ValidationOptions,
-    project_subject,
-    validate_subject,
+    validate_project,
 )
 from telescope_envs.validation.processes import interpreter_with
 from telescope_envs.validation.render import evidence_text
@@ -163,9 +162,8 @@ def _prepare(
         interpreter=interpreter,
     ).changed(source=source)
     options.progress("validating   loading it and playing it with scripted answers")
-    report = validate_subject(
-        replace(project_subject(copy), interpreter=interpreter),
-        ValidationOptions(fixture_rows=options.fixture_rows),
+    report = validate_project(
+        copy, ValidationOptions(fixture_rows=options.fixture_rows), interpreter=interpreter
     )
     options.progress(f"validation   {_summary(report)}")
     if found := evidence_text(report):

@@ -6,6 +6,7 @@ check-grader`, which finds answers close to the right one that the grader accept
 """
 
 import platform
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -77,19 +78,25 @@ class ValidationOptions:
 _DEFAULTS = ValidationOptions()
 
 
-def validate_project(folder: Path, options: ValidationOptions = _DEFAULTS) -> Report:
+def validate_project(
+    folder: Path,
+    options: ValidationOptions = _DEFAULTS,
+    *,
+    interpreter: str = sys.executable,
+) -> Report:
     """Build and validate the project in `folder`; raises ConfigError if there is none.
 
-    Everything that is wrong with the environment is in the report.
+    Everything that is wrong with the environment is in the report. `interpreter`: as in `Subject`.
     """
-    return validate(project_subject(folder), options)
+    return validate(project_subject(folder, interpreter=interpreter), options)
 
 
-def project_subject(folder: Path) -> Subject:
+def project_subject(folder: Path, *, interpreter: str = sys.executable) -> Subject:
     """Return the project in `folder`; raises ConfigError if there is none."""
     if not (folder / "pyproject.toml").is_file():
         raise ConfigError(_no_project(folder))
-    return Subject(label=folder.resolve().name, project=folder.resolve())
+    place = folder.resolve()
+    return Subject(label=place.name, project=place, interpreter=interpreter)
 
 
 def validate_wheel(data: bytes, filename: str, options: ValidationOptions = _DEFAULTS) -> Report:
