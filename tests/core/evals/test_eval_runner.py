@@ -151,6 +151,9 @@ async def test_what_failed_rollouts_used_is_in_the_totals():
 
     assert (result().num_prompt_tokens, result().num_completion_tokens) == (60, 24)
     assert result().costs == {"judge/cost": 3.0}
+    assert ("3", "judge/cost in all") in spent_in(result())
+    large = replace(result(), costs={"judge/cost": 12345.678})
+    assert ("12,345.68", "judge/cost in all") in spent_in(large)
     unknown = {"num_completion_tokens": None, "metrics": {"judge/calls": 1.0}}
     rows[0] = replace(rows[0], **unknown)
     assert (result().num_prompt_tokens, result().num_completion_tokens) == (60, None)

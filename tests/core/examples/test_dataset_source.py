@@ -238,6 +238,21 @@ def test_a_folder_of_two_formats_is_refused_unless_its_card_chooses(tmp_path, ot
     assert len(load_table(chosen, "train")) == 12
 
 
+def test_a_file_that_is_in_no_split_of_its_folder_is_told_and_not_left_out(tmp_path, monkeypatch):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, rows in (("part-1", ROWS[:3]), ("part-2", ROWS[3:9])):
+        write(folder / f"{name}.jsonl", rows)
+    chosen = spec("more", tmp_path)
+    assert len(load_table(chosen, "train")) == 9
+    (folder / "part-1.jsonl").rename(folder / "train.jsonl")
+    with pytest.raises(ConfigError, match=r"no split of it holds \(part-2.jsonl\)"):
+        load_table(chosen, "train")
+    (folder / "part-2.jsonl").rename(folder / "train-more.jsonl")
+    assert len(load_table(chosen, "train")) == 9
+
+
 def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a").mkdir()

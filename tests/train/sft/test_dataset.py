@@ -14,6 +14,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Message
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.models.tiny import character_tokenizer
+from telescope_train.sft import examples
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.examples import dataset_samples, read_conversations
 from telescope_train.sft.run import run_sft
@@ -167,6 +168,24 @@ def test_each_sample_of_a_conversation_that_is_too_long_is_counted(tmp_path, too
     samples = dataset_samples(config_of(path, *flags), tokenizer)
     assert (samples.num_truncated, samples.num_dropped) == counts
     assert len(samples.learnt) + len(samples.held_out) + samples.num_dropped == 10
+
+
+@pytest.mark.slow
+def test_a_resume_with_other_rows_of_a_dataset_on_the_hub_is_refused(tmp_path, monkeypatch):
+    """A branch moves, while the settings and all files here stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"messages": conversation(number)} for number in range(12)]
+    monkeypatch.setattr(examples, "look_on_hub", lambda *known: None)
+    monkeypatch.setattr(examples, "load_table", lambda *asked: rows)
+    flags = ("--gradient_checkpointing", "false", "--checkpoint_every", "1", "--num_held_out", "2")
+    run_sft(config_of(Path("acme/chats"), *flags, "--number_of_steps", "2"))
+    again = ("--number_of_steps", "3", "--resume_from_checkpoint", "latest")
+    more = config_of(Path("acme/chats"), *flags, *again)
+    rows[3] = {"messages": [*conversation(3)[:4], {"role": "assistant", "content": "zz"}]}
+    with pytest.raises(ConfigError, match=r"'acme/chats' has other rows.*step-000002.*revision"):
+        run_sft(more)
+    rows[3] = {"messages": conversation(3)}
+    assert run_sft(more).is_dir()
 
 
 @reads_datasets

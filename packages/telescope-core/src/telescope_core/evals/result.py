@@ -179,7 +179,10 @@ def spent_in(result: EvalResult) -> list[tuple[str, str]]:
             for kind, number in tokens.items()
         ),
         *(
-            ("-" if cost is None else f"{cost:.4g}", f"{name} in all")
+            (
+                "-" if cost is None else f"{cost:,.2f}" if cost >= 1000 else f"{cost:.4g}",
+                f"{name} in all",
+            )
             for name, cost in result.costs.items()
         ),
     ]

@@ -170,8 +170,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
             "run: pip install 'telescope-core[datasets]'"
         ) from error
-    if spec.local is not None:
-        _require_one_format(spec.local)
+    files = [] if spec.local is None else _files_of_one_format(spec.local)
     common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
     if local is None:
         common["revision"] = spec.revision
@@ -182,6 +181,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             builder = _hub_builder(library, path, common)
         else:
             builder = library.load_dataset_builder(path, **common)
+            _require_all(files, builder)
         if builder.name in _MAY_SAY:
             return _as_written(library, builder, split, spec.cache_dir)
         return ArrowRows(library.load_dataset(path, split=split, **common))
@@ -199,28 +199,46 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
         ) from error
 
 
-def _require_one_format(folder: Path) -> None:
-    """Refuse data files of two formats, of which the library reads one, if no card names them."""
-    found: dict[str, list[str]] = {}
+def _files_of_one_format(folder: Path) -> list[Path]:
+    """Return the data files below `folder`; empty if its card chooses among them.
+
+    Raises ConfigError for files of two formats, of which the library would read one.
+    """
+    found: dict[str, list[Path]] = {}
     for parent, folders, names in os.walk(folder):
         # Hidden to the library.
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
         for path in (Path(parent, name) for name in sorted(names)):
             is_data = not path.name.startswith(".") and path.name not in _NO_DATA
             if is_data and (kind := _FORMATS.get(path.suffix)) is not None:
-                found.setdefault(kind, []).append(str(path.relative_to(folder)))
-    if len(found) < 2:
-        return
+                found.setdefault(kind, []).append(path)
     import huggingface_hub
 
     card = folder / "README.md"
     if card.is_file() and "configs" in (cast(Any, huggingface_hub).metadata_load(card) or {}):
-        return
-    files = "; ".join(f"{kind}: {', '.join(names):.80}" for kind, names in sorted(found.items()))
+        return []
+    if len(found) < 2:
+        return [path for paths in found.values() for path in paths]
+    names = {kind: ", ".join(str(p.relative_to(folder)) for p in found[kind]) for kind in found}
+    files = "; ".join(f"{kind}: {names[kind]:.80}" for kind in sorted(names))
     raise ConfigError(
         f"dataset folder {str(folder)!r} has data files of {len(found)} formats ({files}), and "
         "only those of one would be read; move the others elsewhere, convert them, or give a file"
     )
+
+
+def _require_all(files: Sequence[Path], builder: Any) -> None:
+    """Refuse files that the library leaves out, since their names are of none of its splits."""
+    named = (builder.config.data_files or {}).values()
+    read = {os.path.realpath(path) for paths in named for path in paths}
+    left_out = [path.name for path in files if os.path.realpath(path) not in read]
+    if read and left_out:
+        raise ConfigError(
+            f"dataset folder {str(builder.base_path)!r} has files that no split of it holds "
+            f"({', '.join(left_out):.80}), since other names say their split; give each file a "
+            "name such as train-more.jsonl or test.jsonl, move it elsewhere, or name all files "
+            "under configs in README.md"
+        )
 
 
 def _require_hub(name: str, cache: Path) -> None:

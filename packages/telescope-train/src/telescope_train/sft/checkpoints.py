@@ -29,6 +29,7 @@ from telescope_train.checkpoints.resume import LATEST, input_changes, inputs_of
 from telescope_train.checkpoints.saver import Checkpointer, SavedRun
 from telescope_train.config.earlier import in_names_of_today
 from telescope_train.sft.config import SftConfig, checkpoint_section
+from telescope_train.sft.examples import GoldSamples
 
 MAY_DIFFER = frozenset(
     {
@@ -43,6 +44,9 @@ MAY_DIFFER = frozenset(
 )
 """Settings that may change when training is resumed. If one of the others changed, the weights or
 the position in the data would mean something else."""
+
+_ROWS = "sft_rows"
+"""Key in a checkpoint's settings of the digest of its samples."""
 
 
 def log_folder(config: SftConfig) -> Path:
@@ -86,6 +90,20 @@ def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
     if config.resume_from_checkpoint == LATEST:
         passed_over = find_checkpoints(_folder(config)).broken_after(point)
     return [f"{line}; {point.path.name} is taken instead" for line in passed_over] + unproved(point)
+
+
+def require_same_rows(point: RunCheckpoint | None, config: SftConfig, samples: GoldSamples) -> None:
+    """Raise ConfigError if the dataset has other rows than when `point` was saved.
+
+    A branch on the Hub moves without a change of the settings or of a file here.
+    """
+    before = point.manifest.config.get(_ROWS) if point else None
+    if point is not None and before is not None and before != samples.digest():
+        raise ConfigError(
+            f"dataset {config.dataset!r} has other rows than {str(point.path)!r} was trained on; "
+            "set dataset_revision to the commit of that time, or start another training from an "
+            "export of the weights"
+        )
 
 
 def how_to_go_on(config: SftConfig) -> GoOn:
@@ -165,6 +183,7 @@ def checkpointer(
     config: SftConfig,
     settings: BackendSettings,
     ranks: Ranks,
+    samples: GoldSamples,
     *,
     resumed_from: RunCheckpoint | None,
 ) -> Checkpointer:
@@ -177,6 +196,7 @@ def checkpointer(
         model=settings.model,
         config={
             "sft": config.model_dump(mode="json"),
+            _ROWS: samples.digest(),
             "model": settings.model.model_dump(mode="json"),
             "trainer": settings.trainer.model_dump(mode="json"),
         },

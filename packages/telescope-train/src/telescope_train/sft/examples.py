@@ -4,6 +4,7 @@ A dataset is one of Hugging Face, a folder or a local file; its rows are checked
 """
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -200,6 +201,14 @@ class GoldSamples:
     """Number of samples that were cut to `seq_len` tokens, held-out ones included."""
     num_dropped: int = 0
     """Number of samples left out, too long or cut before the first token to learn."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all tokens, and of which are learned, in order."""
+        found = hashlib.sha256()
+        for sample in (*self.learnt, *self.held_out):
+            found.update(len(sample).to_bytes(8, "little"))
+            found.update(sample.token_ids.tobytes() + sample.mask.tobytes())
+        return found.hexdigest()
 
 
 async def gold_samples(

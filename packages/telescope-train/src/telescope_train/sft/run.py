@@ -47,6 +47,7 @@ from telescope_train.sft.checkpoints import (
     how_to_go_on,
     log_folder,
     no_half_checkpoints,
+    require_same_rows,
     resume_notes,
     sft_resume_point,
 )
@@ -122,6 +123,7 @@ def _run_sft(
         tell(note)
     if config.dataset is not None:
         samples = dataset_samples(config, tokenizer, end_ids=ends)
+        require_same_rows(point, config, samples)
     else:
         samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
     run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
@@ -196,7 +198,7 @@ async def _train_and_export(
     async with open_ranks(config, settings) as ranks:
         if point is not None:
             await restore(ranks, point, how_to_go_on(config))
-        saving = checkpointer(config, settings, ranks, resumed_from=point)
+        saving = checkpointer(config, settings, ranks, samples, resumed_from=point)
         num_done = point.step if point else 0
         # Later steps are measured again, and without a checkpoint step 0 too.
         run.drop_after(num_done if point else -1)
