@@ -179,7 +179,8 @@ async def test_a_failed_attempt_is_retried_and_flagged():
     rows = []
     result = await run_eval(opened(), source, settings(num_examples=1), on_rollout=rows.append)
     assert (result.num_scored, result.num_failed, result.num_retried) == (3, 0, 1)
-    assert [row.tags.get("attempts") for row in rows] == [None, "2", None]
+    attempts = {row.index: row.tags.get("attempts") for row in rows}
+    assert attempts == {0: None, 1: "2", 2: None}
     # A policy id names one token history, so the second attempt must not share the first one's.
     assert len(set(source.ids)) == 4
 
@@ -236,6 +237,40 @@ async def test_what_is_played_when_an_eval_is_stopped_leaves_a_row(tmp_path):
     (row,) = folder.attempts()
     assert (row.status, row.stop_reason) == ("cancelled", "cancelled")
     assert folder.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_recorded", "attempts"),
+    [(Echo, 3, {"cancelled"}), (Ranked, 2, {"kept", "cancelled"})],
+)
+async def test_an_unfinished_example_keeps_its_rollouts_but_for_group_rewards(
+    tmp_path, environment, num_recorded, attempts
+):
+    """Of two examples with two rollouts each, the last rollout is not over at the end."""
+    hangs = asyncio.Event()
+
+    class Last(environment):
+        async def play(self, episode):
+            await episode.generate()
+            if episode.example.prompt == "1" and len(client.requests) == 4:
+                hangs.set()
+                await asyncio.Event().wait()
+
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    client = ScriptedClient(["0"])
+    asked = settings(num_examples=2, rollouts=2, concurrency=1)
+    on = {"on_rollout": folder.append, "on_attempt": folder.append_attempt}
+    task = asyncio.create_task(run_eval(opened(Last), client, asked, **on))
+    async with asyncio.timeout(60):
+        await hangs.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert len(folder.rows()) == num_recorded
+    assert {str(row.status) for row in folder.attempts()} == attempts
+    client = ScriptedClient(["0"])
+    result = await run_eval(opened(environment), client, asked, done=folder.rows(), **on)
+    assert (result.num_scored, len(client.requests)) == (4, 4 - num_recorded)
+    assert len(folder.rows()) == 4
 
 
 async def test_deadlines_are_failures_and_not_retried():
@@ -447,7 +482,8 @@ async def test_rollouts_lost_with_their_process_are_played_again():
         on_rollout=rows.append,
     )
     assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
-    assert rows[1].tags["attempts"] == str(MAX_LOST + 1)
+    (lost,) = (row for row in rows if row.index == 1)
+    assert lost.tags["attempts"] == str(MAX_LOST + 1)
 
 
 async def test_an_eval_ends_when_no_process_stays_alive():

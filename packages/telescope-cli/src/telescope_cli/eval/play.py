@@ -53,12 +53,15 @@ def evaluate(
     if resume and output is None:
         raise ConfigError("--resume needs --output with the folder of the eval to continue")
     outcomes: list[EvalOutcome] = []
+    kept = "Finished rollouts"
+    if any(one.has_group_rewards for one in requests):
+        kept += " (with group rewards, examples with all of their rollouts)"
     with ExitStack() as stack:
         with held():
             root, folders = _open_folders(requests, output, resume=resume)
             stack.enter_context(
                 telling(
-                    f"Finished rollouts are in {root}; repeat the command with --output "
+                    f"{kept} are in {root}; repeat the command with --output "
                     f"{quote(str(root))} --resume to continue"
                 )
             )

@@ -43,6 +43,8 @@ class EvalRequest:
     """Identity of the environment's code."""
     secrets: tuple[str, ...] = ()
     """Names of the variables that its workers may read; once checked, those that were shown."""
+    has_group_rewards: bool = False
+    """Once checked, whether rewards need all rollouts of an example."""
 
     @property
     def name(self) -> str:
@@ -111,7 +113,12 @@ async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
             endpoints.add(request.model)
             await _check_endpoint(request, request.base_url)
     return [
-        replace(request, settings=first.settings, secrets=first.secrets)
+        replace(
+            request,
+            settings=first.settings,
+            secrets=first.secrets,
+            has_group_rewards=first.has_group_rewards,
+        )
         for request in requests
         for first in (found[request.environment],)
     ]
@@ -133,7 +140,12 @@ async def _resolved(request: EvalRequest) -> EvalRequest:
             request.selection, request.settings, environment, description, tell=tell
         )
         require_open(min(settings.concurrency, settings.num_examples * settings.rollouts))
-        return replace(request, settings=settings, secrets=environment.secrets)
+        return replace(
+            request,
+            settings=settings,
+            secrets=environment.secrets,
+            has_group_rewards=description.has_group_rewards,
+        )
     finally:
         await environment.close()
 

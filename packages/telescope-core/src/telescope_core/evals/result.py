@@ -5,6 +5,7 @@ any other. A failed rollout has no reward and is never counted as 0; so has one 
 which counts among the failed ones.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -335,4 +336,5 @@ def _mean_of_known(values: Sequence[int | None]) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    # Exactly rounded, so that it does not depend on the order in which rollouts end.
+    return math.fsum(values) / len(values) if values else 0.0

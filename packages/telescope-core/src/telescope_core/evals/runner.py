@@ -37,16 +37,25 @@ async def run_eval(
 ) -> EvalResult:
     """Play `settings` and return the result; `model` only names what was evaluated.
 
-    `on_rollout` is called with each final row, once all rollouts of its example are final, and
-    `on_attempt` with each attempt that is played again, or canceled with the eval. `done` are rows
-    of an earlier, interrupted or smaller run of the same eval, which are not played again. Raises
-    TelescopeError if every rollout fails; otherwise failed ones are counted separately.
+    `on_rollout` is called with each final row: at once, or with group rewards when all rollouts of
+    its example have been played. `on_attempt` is called with each attempt that is played again, and
+    at the end of an eval that is cut short with those that it leaves without a final row. `done`
+    are rows of an earlier, interrupted or smaller run of the same eval, which are not played again.
+    Raises TelescopeError if every rollout fails; otherwise failed ones are counted separately.
     """
     started_s = time.monotonic()
     description = await environment.describe()
     check_split(settings, description)
-    rows = reusable(done, settings, whole_groups=description.has_group_rewards)
-    eval_run = _EvalRun(environment, policies, settings, on_rollout, on_attempt, rows=rows)
+    has_group_rewards = description.has_group_rewards
+    eval_run = _EvalRun(
+        environment,
+        policies,
+        settings,
+        on_rollout,
+        on_attempt,
+        has_group_rewards=has_group_rewards,
+        rows=reusable(done, settings, whole_groups=has_group_rewards),
+    )
     jobs = eval_run.jobs()
     try:
         with rare_collections():
@@ -55,6 +64,8 @@ async def run_eval(
                     tasks.create_task(eval_run.work(jobs))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+    finally:
+        eval_run.record_unscored()
     return result_of(
         eval_run.rows,
         settings,
@@ -119,15 +130,17 @@ class _Job:
 
 @dataclass(slots=True)
 class _EvalRun:
-    """State of one eval. Workers consume jobs, and score an example when its last one is done."""
+    """State of one eval. Workers consume jobs, and record each rollout when it is final."""
 
     environment: EnvironmentClient
     policies: PolicySource
     settings: EvalSettings
     on_rollout: Callable[[RolloutRow], None] | None
     on_attempt: Callable[[RolloutRow], None]
+    has_group_rewards: bool
     rows: list[RolloutRow]
     open_groups: dict[int, list[Rollout]] = field(default_factory=dict[int, list[Rollout]])
+    """With group rewards, the played rollouts of each example that lacks some of its rewards."""
     failures_in_a_row: int = 0
 
     def jobs(self) -> Iterator[_Job]:
@@ -145,12 +158,12 @@ class _EvalRun:
         """Play jobs until there are none; consumes `jobs`, which all workers share."""
         for job in jobs:
             rollout = await self._attempts(job)
+            require_others(rollout, _ALL_END)
+            if self.has_group_rewards:
+                await self._join_group(job, rollout)
+            else:
+                self._record(rollout)
             self._watch_failures(rollout)
-            group = self.open_groups.setdefault(job.example_index, [])
-            group.append(rollout)
-            if len(group) == job.group_size:
-                del self.open_groups[job.example_index]
-                await self._finish(job.example_index, group)
 
     async def _attempts(self, job: _Job) -> Rollout:
         return await play_with_attempts(
@@ -198,7 +211,6 @@ class _EvalRun:
         if rollout.status is not RolloutStatus.FAILED:
             self.failures_in_a_row = 0
             return
-        require_others(rollout, _ALL_END)
         self.failures_in_a_row += 1
         if self.failures_in_a_row >= self.settings.max_failures_in_a_row:
             raise TelescopeError(
@@ -206,21 +218,38 @@ class _EvalRun:
                 f"the last one with {rollout.error}"
             )
 
-    async def _finish(self, example_index: int, rollouts: list[Rollout]) -> None:
-        ordered = tuple(sorted(rollouts, key=lambda rollout: rollout.index))
-        group = Group(
-            id=group_id(example_index),
-            environment=self.environment.name,
-            example_id=next((r.example_id for r in ordered if r.example_id), ""),
-            rollouts=ordered,
+    async def _join_group(self, job: _Job, rollout: Rollout) -> None:
+        """Add a rollout to those of its example; after the last one, score and record them all."""
+        group = self.open_groups.setdefault(job.example_index, [])
+        group.append(rollout)
+        if len(group) < job.group_size:
+            return
+        ordered = tuple(sorted(group, key=lambda rollout: rollout.index))
+        scored = await self._score_group(
+            job.example_index,
+            Group(
+                id=group_id(job.example_index),
+                environment=self.environment.name,
+                example_id=next((r.example_id for r in ordered if r.example_id), ""),
+                rollouts=ordered,
+            ),
         )
-        group = await self._score_group(example_index, group)
-        for rollout in group.rollouts:
-            require_others(rollout, _ALL_END)
-            row = readable_row(row_of(rollout))
-            self.rows.append(row)
-            if self.on_rollout is not None:
-                self.on_rollout(row)
+        del self.open_groups[job.example_index]
+        for one in scored.rollouts:
+            require_others(one, _ALL_END)
+            self._record(one)
+
+    def _record(self, rollout: Rollout) -> None:
+        row = readable_row(row_of(rollout))
+        self.rows.append(row)
+        if self.on_rollout is not None:
+            self.on_rollout(row)
+
+    def record_unscored(self) -> None:
+        """Record what was played of examples whose group rewards the end of the eval cut off."""
+        for group in self.open_groups.values():
+            for rollout in group:
+                self._record_attempt(rollout)
 
     async def _score_group(self, example_index: int, group: Group) -> Group:
         try:
