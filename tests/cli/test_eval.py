@@ -126,6 +126,27 @@ def test_an_eval_without_any_score_is_an_error(endpoint, place, capsys):
 
 
 @pytest.mark.slow
+def test_an_eval_that_stops_after_failures_in_a_row_shows_its_results(endpoint, place, capsys):
+    url, app = endpoint
+    app[BROKEN] = True
+    command = ("echo_env:Sevens", "--base-url", url, "--examples", 8, "--rollouts", 10)
+    assert telescope(*command, "--output", "out", "--json") == 7
+    captured = capsys.readouterr()
+    fields = json.loads(captured.out)
+    assert (fields["num_rollouts"], fields["num_scored"], fields["num_failed"]) == (80, 0, 64)
+    assert fields["environment_record"] is not None
+    assert "64 rollouts failed in a row" in captured.err
+    assert "--output out --resume" in captured.err
+    assert (place / "out" / "report.html").is_file()
+    run = json.loads((place / "out" / "eval.json").read_text())["run"]
+    assert (run["state"], "64 rollouts failed" in run["reason"]) == ("failed", True)
+    assert telescope(*command, "--output", "out", "--resume", "--max-failed", 1) == 7
+    assert "no rollout was scored: 80 failed" in capsys.readouterr().err
+    app[BROKEN] = False
+    assert telescope(*command, "--output", "out", "--resume") == 0
+
+
+@pytest.mark.slow
 def test_a_reward_that_is_text_is_told_with_its_file_and_line(endpoint, place, capsys):
     broken = ENVIRONMENT.replace(
         "return float(rollout.completion_text == example.prompt)", "return '1'"

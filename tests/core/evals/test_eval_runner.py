@@ -16,7 +16,6 @@ from telescope_core import (
     Sampling,
     SingleTurnEnvironment,
     Split,
-    TelescopeError,
     group_reward,
     metric,
     reward,
@@ -24,8 +23,8 @@ from telescope_core import (
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
-from telescope_core.evals import EvalFolder, EvalSettings, run_eval
-from telescope_core.evals.result import result_of, spent_in
+from telescope_core.evals import EvalFolder, EvalSettings, EvalStoppedError, run_eval
+from telescope_core.evals.result import counts_of, result_of, spent_in
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
@@ -282,11 +281,27 @@ async def test_deadlines_are_failures_and_not_retried():
     assert result.pass_at == {1: None}
 
 
-async def test_an_eval_where_all_fails_stops_early():
+@pytest.mark.parametrize("environment", [Echo, Ranked])
+async def test_an_eval_where_all_fails_stops_early_with_the_result_so_far(environment):
+    def first_only(messages):
+        return "0" if messages[-1].content == "0" else EndpointError("gone")
+
+    client, rows = ScriptedClient(first_only), []
+    asked = settings(max_failures_in_a_row=2, concurrency=1)
+    with pytest.raises(EvalStoppedError, match=r"2 rollouts failed in a row.*gone") as stopped:
+        await run_eval(opened(environment), client, asked, on_rollout=rows.append)
+    assert len(client.requests) == 3 + 4
+    result = stopped.value.result
+    assert (result.num_rollouts, result.num_scored, result.num_failed) == (12, 3, 2)
+    assert result.failures == {"EndpointError": 2}
+    assert (7, "missing") in counts_of(result)
+    assert len(rows) == 5
+
+
+async def test_an_eval_without_a_limit_of_failures_is_played_to_its_end():
     client = ScriptedClient([EndpointError("gone")])
-    with pytest.raises(TelescopeError, match=r"2 rollouts failed in a row.*gone"):
-        await run_eval(opened(), client, settings(max_failures_in_a_row=2, concurrency=1))
-    assert len(client.requests) == 4
+    result = await run_eval(opened(), client, settings(max_failures_in_a_row=None))
+    assert (result.num_failed, result.num_rollouts) == (12, 12)
 
 
 async def test_concurrency_is_bounded_and_used():

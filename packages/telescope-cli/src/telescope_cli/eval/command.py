@@ -36,6 +36,7 @@ from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
 from telescope_core.evals import EvalSettings
 from telescope_core.evals.folder import result_to_json
+from telescope_core.evals.settings import MAX_FAILURES_IN_A_ROW
 from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings
 from telescope_core.records.files import plain
@@ -142,7 +143,8 @@ MaxFailedOption = Annotated[
     typer.Option(
         min=0.0,
         max=1.0,
-        help="Largest share of rollouts that may fail; above it, the exit code is 7.",
+        help="Largest share of rollouts that may fail; above it, the exit code is 7. Below 1, the "
+        "eval stops after 64 failed rollouts in a row.",
     ),
 ]
 OutputOption = Annotated[
@@ -235,6 +237,7 @@ def eval_command(
         concurrency=concurrency,
         deadline_s=deadline_s,
         split=split,
+        max_failures_in_a_row=None if max_failed == 1 else MAX_FAILURES_IN_A_ROW,
     )
     selection = parse_selection(examples, example, shuffle)
     records = {name: record_environment(name, processes, settings=left.settings) for name in names}
@@ -339,7 +342,7 @@ def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:
     for one in outcomes:
         if len(outcomes) == 1 and one.result is not None:
             print_result(one.result, one.folder.path)
-        if one.error is not None:
+        elif one.error is not None:
             message = f"Failed: {one.request.name}: {one.error}"
             EscapingConsole(highlight=False).print(Text(message, style="yellow"), soft_wrap=True)
         if one.result is not None and one.result.num_scored:

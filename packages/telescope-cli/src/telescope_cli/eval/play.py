@@ -14,14 +14,19 @@ from typing import Any, NamedTuple
 from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
-from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
+from telescope_core.base.errors import (
+    ConfigError,
+    NoRoomError,
+    TelescopeError,
+    TooManyFailedError,
+)
 from telescope_core.base.folders import make_folder
 from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import Interrupted, held, raise_if_asked
 from telescope_core.base.open_files import advice_for
 from telescope_core.chat.client import ApiKey
 from telescope_core.environments.author_errors import contained
-from telescope_core.evals import EvalFolder, EvalResult, run_eval
+from telescope_core.evals import EvalFolder, EvalResult, EvalStoppedError, run_eval
 from telescope_core.processes.settings import split_address
 from telescope_core.records import RunState
 from telescope_core.reports import write_eval_report
@@ -38,7 +43,7 @@ class _Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOutcome:
-    """The outcome of one request: a result, or else an error."""
+    """The outcome of one request: a result, or an error; both if it was stopped."""
 
     request: EvalRequest
     folder: EvalFolder
@@ -84,8 +89,8 @@ def _evaluate_model(
         with _endpoint(request, folder) as endpoint:
             for one, place in pairs:
                 outcomes.append(_evaluate_one(one, place, endpoint))
-                error = outcomes[-1].error
-                if stop_at_error and error is not None:
+                error, result = outcomes[-1].error, outcomes[-1].result
+                if stop_at_error and error is not None and result is None:
                     raise error
     except TelescopeError as error:
         if stop_at_error:
@@ -100,6 +105,8 @@ def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint)
     try:
         with contained():
             result = run(_play(request, folder, endpoint))
+    except EvalStoppedError as error:
+        return _stopped(request, folder, error)
     except TelescopeError as error:
         folder.fail(str(error))
         return EvalOutcome(request=request, folder=folder, error=error)
@@ -108,6 +115,19 @@ def _evaluate_one(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint)
         write_eval_report(folder)
     # As it was written, without the values of secrets that names of failures may hold.
     return EvalOutcome(request=request, folder=folder, result=folder.result())
+
+
+def _stopped(request: EvalRequest, folder: EvalFolder, stopped: EvalStoppedError) -> EvalOutcome:
+    """Write the result of an eval that failed too often to go on."""
+    with held():
+        folder.finish(stopped.result, stopped=str(stopped))
+        write_eval_report(folder)
+    error = TooManyFailedError(
+        f"{request.name}: {stopped}. The results so far are in {folder.path}; repeat the command "
+        f"with --output {quote(str(folder.path))} --resume to play the failed and the missing "
+        "rollouts, or also with --max-failed 1 to go on however many fail"
+    )
+    return EvalOutcome(request=request, folder=folder, result=folder.result(), error=error)
 
 
 async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -> EvalResult:
@@ -125,6 +145,15 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
     client = ChatClient(endpoint.base_url, endpoint.model, api_key=endpoint.api_key, limits=limits)
     processes = replace(request.processes, log_folder=folder.path / "logs")
     environment = open_environment(request.environment, request.environment_settings, processes)
+
+    def with_record(result: EvalResult) -> EvalResult:
+        return replace(
+            result,
+            environment_record=request.record,
+            environment_settings=request.environment_settings,
+            chat_template=request.template_digest,
+        )
+
     try:
         host = host_seen_by(request.processes.addresses)
         whole_groups = (await environment.describe()).has_group_rewards
@@ -149,12 +178,9 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
                     on_attempt=folder.append_attempt,
                     done=done,
                 )
-            return replace(
-                result,
-                environment_record=request.record,
-                environment_settings=request.environment_settings,
-                chat_template=request.template_digest,
-            )
+            return with_record(result)
+    except EvalStoppedError as error:
+        raise EvalStoppedError(str(error), with_record(error.result)) from None
     finally:
         await environment.close()
         await client.close()

@@ -162,7 +162,7 @@ class NoRoomError(TelescopeError):
 
 
 class TooManyFailedError(TelescopeError):
-    """An eval was played to its end, but too many of its rollouts failed to trust the rest."""
+    """An eval was played, but too many of its rollouts failed to go on, or to trust the rest."""
 
     exit_code = 7
 

@@ -3,7 +3,7 @@
 from telescope_core.evals.comparison import Comparison, Difference, compare_results
 from telescope_core.evals.folder import EvalFolder, read_result, read_results, write_result
 from telescope_core.evals.result import EvalResult, TaskScore
-from telescope_core.evals.runner import run_eval
+from telescope_core.evals.runner import EvalStoppedError, run_eval
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.evals.stats import Estimate, pass_all_k, pass_at_k
 
@@ -14,6 +14,7 @@ __all__ = [
     "EvalFolder",
     "EvalResult",
     "EvalSettings",
+    "EvalStoppedError",
     "TaskScore",
     "compare_results",
     "pass_all_k",

@@ -181,10 +181,10 @@ class EvalFolder:
             with path.open("rb") as stream:
                 yield from enumerate(stream, start=1)
 
-    def finish(self, result: EvalResult) -> None:
-        """Write the result and mark the eval as finished."""
+    def finish(self, result: EvalResult, *, stopped: str = "") -> None:
+        """Write the result and mark the eval as finished, or as failed if `stopped` says why."""
         write_json(self.path / "results.json", without_values(result_to_json(result), self.hide))
-        self._end(RunState.FINISHED, "")
+        self._end(RunState.FAILED if stopped else RunState.FINISHED, stopped)
 
     def fail(self, reason: str) -> None:
         """Mark the eval as failed, and record why."""

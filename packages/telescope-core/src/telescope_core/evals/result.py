@@ -150,7 +150,9 @@ def counts_of(result: EvalResult) -> list[Count]:
         StopReason.MAX_TURNS: "ended by the limit of turns",
         StopReason.TIMEOUT: "ended by the deadline",
     }
+    num_missing = result.num_rollouts - result.num_scored - result.num_failed
     counts = [
+        Count(num_missing, "missing"),
         Count(result.num_failed_attempts, "played again after a failure"),
         *(Count(result.stop_reasons.get(reason, 0), text) for reason, text in cut.items()),
         Count(result.num_filtered, "stopped by a content filter"),

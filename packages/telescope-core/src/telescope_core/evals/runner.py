@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from telescope_core.base.collector import rare_collections
-from telescope_core.base.errors import EnvironmentProcessError, TelescopeError
+from telescope_core.base.errors import (
+    EnvironmentProcessError,
+    TelescopeError,
+    TooManyFailedError,
+)
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, PolicySource
 from telescope_core.base.retries import as_failed, failure_text, play_with_attempts, require_others
 from telescope_core.base.seeds import ENDPOINT_BITS, derived_seed
@@ -23,6 +27,15 @@ from telescope_core.records.rows import RolloutRow, readable_row, row_of
 
 _ATTEMPT = "/attempt-"
 _ALL_END = "eval stopped, as no rollout can succeed"
+
+
+class EvalStoppedError(TooManyFailedError):
+    """An eval was stopped before its end, because many rollouts in a row failed."""
+
+    def __init__(self, message: str, result: EvalResult) -> None:
+        """`result`: of what was played until then."""
+        super().__init__(message)
+        self.result = result
 
 
 async def run_eval(
@@ -41,7 +54,8 @@ async def run_eval(
     its example have been played. `on_attempt` is called with each attempt that is played again, and
     at the end of an eval that is cut short with those that it leaves without a final row. `done`
     are rows of an earlier, interrupted or smaller run of the same eval, which are not played again.
-    Raises TelescopeError if every rollout fails; otherwise failed ones are counted separately.
+    Failed rollouts are counted separately. Raises EvalStoppedError, with the result so far, after
+    `max_failures_in_a_row` of them, and another TelescopeError if no rollout can succeed.
     """
     started_s = time.monotonic()
     description = await environment.describe()
@@ -56,23 +70,21 @@ async def run_eval(
         has_group_rewards=has_group_rewards,
         rows=reusable(done, settings, whole_groups=has_group_rewards),
     )
-    jobs = eval_run.jobs()
+    stopped: TooManyFailedError | None = None
     try:
-        with rare_collections():
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(settings.concurrency):
-                    tasks.create_task(eval_run.work(jobs))
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
-    finally:
-        eval_run.record_unscored()
-    return result_of(
+        await eval_run.play()
+    except TooManyFailedError as error:
+        stopped = error
+    result = result_of(
         eval_run.rows,
         settings,
         description,
         model=model,
         duration_s=time.monotonic() - started_s,
     )
+    if stopped is not None:
+        raise EvalStoppedError(str(stopped), result)
+    return result
 
 
 def reusable(
@@ -143,7 +155,20 @@ class _EvalRun:
     """With group rewards, the played rollouts of each example that lacks some of its rewards."""
     failures_in_a_row: int = 0
 
-    def jobs(self) -> Iterator[_Job]:
+    async def play(self) -> None:
+        """Play all jobs; raises TooManyFailedError after too many failures in a row."""
+        jobs = self._jobs()
+        try:
+            with rare_collections():
+                async with asyncio.TaskGroup() as tasks:
+                    for _ in range(self.settings.concurrency):
+                        tasks.create_task(self._work(jobs))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._record_open_groups()
+
+    def _jobs(self) -> Iterator[_Job]:
         """Yield the rollouts that are left to play, example by example."""
         done = {(row.group_id, row.index) for row in self.rows}
         for example_index in self.settings.example_indices:
@@ -154,7 +179,7 @@ class _EvalRun:
                     example_index=example_index, rollout_index=rollout_index, group_size=len(left)
                 )
 
-    async def work(self, jobs: Iterator[_Job]) -> None:
+    async def _work(self, jobs: Iterator[_Job]) -> None:
         """Play jobs until there are none; consumes `jobs`, which all workers share."""
         for job in jobs:
             rollout = await self._attempts(job)
@@ -212,8 +237,9 @@ class _EvalRun:
             self.failures_in_a_row = 0
             return
         self.failures_in_a_row += 1
-        if self.failures_in_a_row >= self.settings.max_failures_in_a_row:
-            raise TelescopeError(
+        most = self.settings.max_failures_in_a_row
+        if most is not None and self.failures_in_a_row >= most:
+            raise TooManyFailedError(
                 f"eval stopped: {self.failures_in_a_row} rollouts failed in a row; "
                 f"the last one with {rollout.error}"
             )
@@ -245,11 +271,12 @@ class _EvalRun:
         if self.on_rollout is not None:
             self.on_rollout(row)
 
-    def record_unscored(self) -> None:
+    def _record_open_groups(self) -> None:
         """Record what was played of examples whose group rewards the end of the eval cut off."""
-        for group in self.open_groups.values():
-            for rollout in group:
-                self._record_attempt(rollout)
+        for rollout in (one for group in self.open_groups.values() for one in group):
+            # A failed one would have had no group reward either.
+            is_final = rollout.status is RolloutStatus.FAILED
+            (self._record if is_final else self._record_attempt)(rollout)
 
     async def _score_group(self, example_index: int, group: Group) -> Group:
         try:

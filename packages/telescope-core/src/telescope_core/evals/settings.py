@@ -8,6 +8,8 @@ from numbers import Integral, Real
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.types import EnvironmentDescription, Sampling, Split
 
+MAX_FAILURES_IN_A_ROW = 64
+"""Failed rollouts in a row after which an eval stops, unless its settings say otherwise."""
 _SHARES = ("top_p", "min_p")
 """Settings of sampling that are shares of the probability."""
 
@@ -32,8 +34,8 @@ class EvalSettings:
     split: Split = Split.EVAL
     max_retries: int = 1
     """Further attempts at a rollout that failed; one that reached a limit is never played again."""
-    max_failures_in_a_row: int = 64
-    """The eval stops after this many failed rollouts in a row."""
+    max_failures_in_a_row: int | None = MAX_FAILURES_IN_A_ROW
+    """The eval stops after this many failed rollouts in a row; None = it never does."""
     positions: tuple[int, ...] = ()
     """Positions in the split of the examples that are played; empty = from the first one on."""
 
@@ -60,12 +62,13 @@ class EvalSettings:
             )
 
     def _check_numbers(self) -> None:
+        most_failures = self.max_failures_in_a_row
         limits = {
+            "max_failures_in_a_row": 1 if most_failures is None else most_failures,
             "examples": self.num_examples,
             "rollouts": self.rollouts,
             "concurrency": self.concurrency,
             "max_tokens": self.sampling.max_tokens,
-            "max_failures_in_a_row": self.max_failures_in_a_row,
         }
         for name, value in limits.items():
             _require_count(name, value)
