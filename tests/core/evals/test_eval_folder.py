@@ -8,6 +8,7 @@ import pytest
 from tests.core.evals.test_eval_runner import Echo, Ranked, odd_fails, opened, settings
 
 from telescope_core import ConfigError
+from telescope_core.errors import EndpointError
 from telescope_core.evals import EvalFolder, read_result, run_eval
 from telescope_core.records.identity import RunState
 from telescope_core.records.rows import readable_row
@@ -61,6 +62,37 @@ async def test_with_group_rewards_an_example_that_grows_is_played_again():
     same = ScriptedClient(["0"])
     await run_eval(opened(Ranked), same, settings(), done=done)
     assert same.requests == []
+
+
+@pytest.mark.parametrize("end", ["finish", "fail", "kill"])
+async def test_what_a_resumed_eval_plays_again_is_among_the_attempts_at_its_end(tmp_path, end):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    asked = settings(num_examples=2, rollouts=1, ks=(1,), max_retries=0)
+    down = ScriptedClient([EndpointError("down")])
+    await run_eval(opened(), down, asked, on_rollout=folder.append)
+    with (folder.path / "rollouts.jsonl").open("a") as stream:
+        stream.write("damaged\n")
+    folder.fail("stopped")
+    again = EvalFolder.resume(folder.path, manifest={})
+    result = await run_eval(
+        opened(), ScriptedClient(["0"]), asked, on_rollout=again.append, done=again.rows()
+    )
+    replaced = again.path.joinpath("rollouts.jsonl").read_text().splitlines(keepends=True)[:2]
+    if end == "kill":
+        # Between the two files: one of the lines is in both.
+        (again.path / "attempts.jsonl").write_text(replaced[0])
+        folder.fail("killed")
+        EvalFolder.resume(folder.path, manifest={})
+    elif end == "finish":
+        again.finish(result)
+    else:
+        again.fail("stopped")
+    assert (again.path / "attempts.jsonl").read_text() == "".join(replaced)
+    lines = (again.path / "rollouts.jsonl").read_text().splitlines()
+    assert (len(lines), lines[0]) == (3, "damaged")
+    assert {row.status for row in folder.rows()} == {"kept"}
+    assert {row.status for row in folder.attempts()} == {"failed"}
+    assert not list(again.path.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """The folder of one eval: `eval.json`, `rollouts.jsonl`, `attempts.jsonl` and `results.json`.
 
 `rollouts.jsonl` grows by one line with each finished rollout, and `attempts.jsonl` with each
-attempt at one that was replaced or cut short. A folder has one writer at a time.
+attempt at one that was replaced or cut short. What a resumed eval plays again stands twice in
+`rollouts.jsonl` until it ends. A folder has one writer at a time.
 """
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.base.code_files import file_changes
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
 from telescope_core.records.files import (
+    append_content,
     append_json_line,
     damaged,
     plain,
@@ -28,7 +31,7 @@ from telescope_core.records.files import (
     why_no_object,
     write_json,
 )
-from telescope_core.records.folders import claimed
+from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 
@@ -59,6 +62,7 @@ class EvalFolder:
         self.path = path
         self.hide: Collection[str] = ()
         """Values of secrets that are removed from everything that is written from now on."""
+        self._is_resumed = False
 
     @classmethod
     def create(
@@ -119,6 +123,9 @@ class EvalFolder:
                     f"{path} was started with different settings ({'; '.join(refused)}); use the "
                     "same settings, or another --output"
                 )
+            # Of an earlier session that was killed before it could do so.
+            folder._move_replaced()
+            folder._is_resumed = True
             folder._write(manifest, new_run_info(path.name))
         return folder
 
@@ -165,21 +172,43 @@ class EvalFolder:
         """
         rows: dict[tuple[str, int], RolloutRow] = {}
         problems: list[str] = []
-        for number, line in self._lines():
-            try:
-                row = row_from_json(json.loads(line))
-            except (ValueError, TypeError, RecursionError) as error:
-                if line.endswith(b"\n"):
-                    problems.append(f"rollouts.jsonl, line {number}: {error}")
-                continue
-            rows[row.group_id, row.index] = row
+        for number, line in enumerate(self._lines(), start=1):
+            row = _row_in(line)
+            if isinstance(row, RolloutRow):
+                rows[row.group_id, row.index] = row
+            elif line.endswith(b"\n"):
+                problems.append(f"rollouts.jsonl, line {number}: {row}")
         return RecordedRows(list(rows.values()), problems)
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def _lines(self) -> Iterator[bytes]:
         path = self.path / "rollouts.jsonl"
         if path.exists():
             with path.open("rb") as stream:
-                yield from enumerate(stream, start=1)
+                yield from stream
+
+    def _move_replaced(self) -> None:
+        """Move the earlier records of rollouts that were played twice to `attempts.jsonl`."""
+        latest: dict[tuple[str, int], int] = {}
+        replaced: set[int] = set()
+        for number, line in enumerate(self._lines()):
+            row = _row_in(line)
+            if isinstance(row, RolloutRow):
+                key = (row.group_id, row.index)
+                if key in latest:
+                    replaced.add(latest[key])
+                latest[key] = number
+        if not replaced:
+            return
+        attempts = self.path / "attempts.jsonl"
+        # A kill before the rename leaves lines in both files: they are not added once more.
+        there = set(attempts.read_bytes().splitlines(keepends=True)) if attempts.exists() else set()
+        for number, line in enumerate(self._lines()):
+            if number in replaced and line not in there:
+                append_content(attempts, line)
+        with whole_file(self.path / "rollouts.jsonl") as temporary, temporary.open("wb") as stream:
+            stream.writelines(
+                line for number, line in enumerate(self._lines()) if number not in replaced
+            )
 
     def finish(self, result: EvalResult, *, stopped: str = "") -> None:
         """Write the result and mark the eval as finished, or as failed if `stopped` says why."""
@@ -212,6 +241,10 @@ class EvalFolder:
     def _end(self, state: RunState, reason: str) -> None:
         info = self.info()
         assert info is not None, "an eval is started before it ends"
+        if self._is_resumed:
+            # Without room for it, the next session does it.
+            with suppress(NoRoomError):
+                self._move_replaced()
         changes = {"state": state, "reason": reason, "ended_at": now()}
         self._write(self.manifest(), info.model_copy(update=changes))
 
@@ -219,6 +252,14 @@ class EvalFolder:
         run = without_values(info.model_dump(mode="json"), self.hide)
         shown = without_secrets(plain(manifest))
         write_json(self.path / "eval.json", {"manifest": shown, "run": run})
+
+
+def _row_in(line: bytes) -> RolloutRow | Exception:
+    """Return the row in a line of `rollouts.jsonl`, or why it cannot be read."""
+    try:
+        return row_from_json(json.loads(line))
+    except (ValueError, TypeError, RecursionError) as error:
+        return error
 
 
 def _refused(old: Mapping[str, Any], new: JsonValue) -> list[str]:
