@@ -10,6 +10,7 @@ from tests.core.evals.test_eval_runner import Echo, Ranked, odd_fails, opened, s
 from telescope_core import ConfigError
 from telescope_core.errors import EndpointError
 from telescope_core.evals import EvalFolder, read_result, run_eval
+from telescope_core.evals.result import duration_note
 from telescope_core.records.identity import RunState
 from telescope_core.records.rows import readable_row
 from telescope_core.scripted import ScriptedClient
@@ -34,6 +35,10 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
     )
     again.finish(result)
     assert len(client.requests) == 12 - 7
+    assert (result.num_earlier, duration_note(result)) == (
+        7,
+        " since it was resumed with 7 rollouts",
+    )
     assert (result.num_scored, result.reward.mean) == (12, 0.5)
     assert len(again.rows()) == 12
     assert read_result(folder.path) == result

@@ -18,6 +18,7 @@ from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
     counts_of,
+    duration_note,
     left_out_of,
     spent_in,
 )
@@ -215,7 +216,7 @@ def count_lines(result: EvalResult) -> list[str]:
         parts.append(f"{result.num_failed} failed ({reasons})")
     parts += [f"{one.number} {one.text}" for one in counts_of(result)]
     parts += [f"{number} {text}" for number, text in spent_in(result)]
-    parts.append(f"{result.duration_s:.1f} s")
+    parts.append(f"{result.duration_s:.1f} s{duration_note(result)}")
     left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
     return ["; ".join(parts), *([f"Not played: {'; '.join(left)}"] if left else [])]
 

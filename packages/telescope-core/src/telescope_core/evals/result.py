@@ -127,8 +127,10 @@ class EvalResult:
     num_http_retries: int = 0
     """Requests that were sent again because the endpoint was busy or did not answer, also those
     that failed in the end."""
+    num_earlier: int = 0
+    """Rollouts that were kept from before the eval was resumed."""
     duration_s: float
-    """Seconds that the eval took."""
+    """Seconds that the eval took; after it was resumed, without those of earlier sessions."""
     tasks: tuple[TaskScore, ...] = field(default=())
 
 
@@ -191,6 +193,13 @@ def spent_in(result: EvalResult) -> list[tuple[str, str]]:
     ]
 
 
+def duration_note(result: EvalResult) -> str:
+    """Return what stands behind the duration of an eval that was resumed; empty for others."""
+    if not result.num_earlier:
+        return ""
+    return f" since it was resumed with {result.num_earlier:,} rollouts"
+
+
 def left_out_of(result: EvalResult) -> list[Count]:
     """Return the numbers of examples and rows of the environment that this eval leaves out."""
     other = next(split for split in Split if split is not result.settings.split)
@@ -224,6 +233,7 @@ def result_of(
     *,
     model: str,
     duration_s: float,
+    num_earlier: int = 0,
 ) -> EvalResult:
     """Compute the result from `rows`; missing rows are not part of any denominator."""
     scored = [row for row in rows if _is_scored(row)]
@@ -278,6 +288,7 @@ def result_of(
         num_completion_tokens=_sum_of_known([row.num_completion_tokens for row in rows], 0),
         costs=_costs(rows),
         num_http_retries=sum(row.num_http_retries for row in rows),
+        num_earlier=num_earlier,
         duration_s=duration_s,
         tasks=tasks,
     )

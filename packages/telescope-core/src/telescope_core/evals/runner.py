@@ -70,6 +70,7 @@ async def run_eval(
         has_group_rewards=has_group_rewards,
         rows=reusable(done, settings, whole_groups=has_group_rewards),
     )
+    num_earlier = len(eval_run.rows)
     stopped: TooManyFailedError | None = None
     try:
         await eval_run.play()
@@ -81,6 +82,7 @@ async def run_eval(
         description,
         model=model,
         duration_s=time.monotonic() - started_s,
+        num_earlier=num_earlier,
     )
     if stopped is not None:
         raise EvalStoppedError(str(stopped), result)

@@ -8,6 +8,7 @@ from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import (
     EvalResult,
     counts_of,
+    duration_note,
     left_out_of,
     spent_in,
 )
@@ -60,7 +61,7 @@ def _header(result: EvalResult) -> str:
         f"<h1>{escape(title)}</h1>"
         f'<p class="soft">Model {escape(result.model or "unnamed")}, '
         f"temperature {settings.sampling.temperature_text}, {settings.split.value} split, "
-        f"{format_duration(result.duration_s)}</p>"
+        f"{format_duration(result.duration_s)}{duration_note(result)}</p>"
         f'<p class="soft">{escape(_code(result))}</p>'
         f"{html.facts(facts)}"
     )
