@@ -35,10 +35,8 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
     )
     again.finish(result)
     assert len(client.requests) == 12 - 7
-    assert (result.num_earlier, duration_note(result)) == (
-        7,
-        " since it was resumed with 7 rollouts",
-    )
+    assert result.num_earlier == 7
+    assert duration_note(result) == " since it was resumed with 7 rollouts"
     assert (result.num_scored, result.reward.mean) == (12, 0.5)
     assert len(again.rows()) == 12
     assert read_result(folder.path) == result

@@ -168,7 +168,10 @@ class _EvalRun:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            self._record_open_groups()
+            # The end cut off the group rewards of these; failed ones would have had none either.
+            for rollout in (one for group in self.open_groups.values() for one in group):
+                is_final = rollout.status is RolloutStatus.FAILED
+                (self._record if is_final else self._record_attempt)(rollout)
 
     def _jobs(self) -> Iterator[_Job]:
         """Yield the rollouts that are left to play, example by example."""
@@ -187,7 +190,10 @@ class _EvalRun:
             rollout = await self._attempts(job)
             require_others(rollout, _ALL_END)
             if self.has_group_rewards:
-                await self._join_group(job, rollout)
+                group = self.open_groups.setdefault(job.example_index, [])
+                group.append(rollout)
+                if len(group) == job.group_size:
+                    await self._finish(job.example_index, group)
             else:
                 self._record(rollout)
             self._watch_failures(rollout)
@@ -246,39 +252,25 @@ class _EvalRun:
                 f"the last one with {rollout.error}"
             )
 
-    async def _join_group(self, job: _Job, rollout: Rollout) -> None:
-        """Add a rollout to those of its example; after the last one, score and record them all."""
-        group = self.open_groups.setdefault(job.example_index, [])
-        group.append(rollout)
-        if len(group) < job.group_size:
-            return
-        ordered = tuple(sorted(group, key=lambda rollout: rollout.index))
-        scored = await self._score_group(
-            job.example_index,
-            Group(
-                id=group_id(job.example_index),
-                environment=self.environment.name,
-                example_id=next((r.example_id for r in ordered if r.example_id), ""),
-                rollouts=ordered,
-            ),
+    async def _finish(self, example_index: int, rollouts: list[Rollout]) -> None:
+        ordered = tuple(sorted(rollouts, key=lambda rollout: rollout.index))
+        group = Group(
+            id=group_id(example_index),
+            environment=self.environment.name,
+            example_id=next((r.example_id for r in ordered if r.example_id), ""),
+            rollouts=ordered,
         )
-        del self.open_groups[job.example_index]
-        for one in scored.rollouts:
-            require_others(one, _ALL_END)
-            self._record(one)
+        group = await self._score_group(example_index, group)
+        del self.open_groups[example_index]
+        for rollout in group.rollouts:
+            require_others(rollout, _ALL_END)
+            self._record(rollout)
 
     def _record(self, rollout: Rollout) -> None:
         row = readable_row(row_of(rollout))
         self.rows.append(row)
         if self.on_rollout is not None:
             self.on_rollout(row)
-
-    def _record_open_groups(self) -> None:
-        """Record what was played of examples whose group rewards the end of the eval cut off."""
-        for rollout in (one for group in self.open_groups.values() for one in group):
-            # A failed one would have had no group reward either.
-            is_final = rollout.status is RolloutStatus.FAILED
-            (self._record if is_final else self._record_attempt)(rollout)
 
     async def _score_group(self, example_index: int, group: Group) -> Group:
         try:
