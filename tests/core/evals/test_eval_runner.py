@@ -89,6 +89,56 @@ async def test_counts_and_estimates():
     assert [task.num_solved for task in result.tasks] == [3, 0, 3, 0]
 
 
+class Parts(Echo):
+    """Parts with weights whose plain sum is 0.9999999999999999."""
+
+    @reward(weight=0.7)
+    def correct(self, rollout, example):
+        return 1.0
+
+    @reward(weight=0.2)
+    def brief(self, rollout, example):
+        return 1.0
+
+    @reward(weight=0.1)
+    def polite(self, rollout, example):
+        return 1.0
+
+
+class Won(Echo):
+    """Its plain sum of 0.8999999999999999 is also the number that is next to the exact one."""
+
+    success_threshold = 0.9
+
+    def compute_reward(self, rollout, example):
+        return 0.7 + 0.2
+
+
+class Shared(Echo):
+    """The weights of the group rewards belong to the sum."""
+
+    @reward(weight=0.7)
+    def correct(self, rollout, example):
+        return 1.0
+
+    @group_reward(weight=0.2)
+    def brief(self, rollouts):
+        return [1.0] * len(rollouts)
+
+    @group_reward(weight=0.1)
+    def polite(self, rollouts):
+        return [1.0] * len(rollouts)
+
+
+@pytest.mark.parametrize(
+    ("environment", "total"), [(Parts, 1.0), (Won, 0.8999999999999999), (Shared, 1.0)]
+)
+async def test_rounding_keeps_no_rollout_from_being_solved(environment, total):
+    result = await run_eval(opened(environment), ScriptedClient(odd_fails), settings())
+    assert result.reward.mean == total
+    assert result.pass_at[1].mean == 1.0
+
+
 async def test_failures_are_apart_and_never_zero():
     def reply(messages):
         return EndpointError("down") if messages[-1].content == "1" else messages[-1].content

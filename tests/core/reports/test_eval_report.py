@@ -59,7 +59,7 @@ def path(tmp_path_factory):
         metrics={"slips": MetricRange(low=0, lower_is_better=True)},
     )
     rows = [a_row(index, float(index % 2)) for index in range(6)]
-    rows.append(a_row(6, 1.0, is_truncated=True))
+    rows.append(a_row(6, 0.7 + 0.2 + 0.1, is_truncated=True))  # less than 1 by rounding
     lost = {"status": RolloutStatus.FAILED, "status_reason": "EndpointError", "error": "<gone>"}
     rows.append(a_row(7, None, rewards={}, **lost))
     settings = EvalSettings(num_examples=8, rollouts=1, sampling=Sampling(max_tokens=32))
@@ -97,6 +97,11 @@ def test_the_page_loads_nothing_and_shows_all_without_scripts(path):
     assert {"src", "href"}.isdisjoint(attributes)
     assert checked.tags.count("article") == 8
     assert ("id", "filter") in checked.attributes  # hidden until the script shows it
+
+
+def test_a_rollout_is_solved_like_in_the_counts(path):
+    kinds = [value for name, value in Checker(path.read_text()).attributes if name == "data-kind"]
+    assert sorted(kinds) == ["failed"] + ["solved"] * 3 + ["solved truncated"] + ["unsolved"] * 3
 
 
 @pytest.mark.slow

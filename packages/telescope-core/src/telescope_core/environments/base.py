@@ -1,6 +1,7 @@
 """`Environment`: the base class of every environment."""
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from telescope_core.base.code_places import (
     raised_at,
 )
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
+from telescope_core.base.solved import REWARD_SLACK
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.author_errors import contained
 from telescope_core.environments.building import (
@@ -292,7 +294,7 @@ class Environment:
         `@reward` and `@metric` methods by name.
         """
         weights = {function.name: function.weight for function in self.score_functions}
-        return sum(weights[name] * value for name, value in rollout.rewards.items())
+        return math.fsum(weights[name] * value for name, value in rollout.rewards.items())
 
     async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
         """Return `rollout` with its reward, rewards by name and metrics."""
@@ -325,7 +327,7 @@ class Environment:
 
     def check_range(self, total: float) -> None:
         """Raise RewardError when `total` is outside the declared range."""
-        slack = 1e-6 * max(1.0, abs(self.reward_min), abs(self.reward_max))
+        slack = REWARD_SLACK * max(1.0, abs(self.reward_min), abs(self.reward_max))
         if not self.reward_min - slack <= total <= self.reward_max + slack:
             raise RewardError(
                 f"{class_location(type(self))} returned reward {total:g}, outside its declared "

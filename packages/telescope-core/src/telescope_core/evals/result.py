@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.solved import is_solved
 from telescope_core.base.types import (
     UNGRADABLE,
     EnvironmentDescription,
@@ -316,7 +317,7 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
     return TaskScore(
         example_id=next((row.example_id for row in group if row.example_id), ""),
         rewards=rewards,
-        num_solved=sum(reward >= threshold for reward in rewards),
+        num_solved=sum(is_solved(reward, threshold) for reward in rewards),
         num_failed=sum(not _is_scored(row) for row in group),
     )
 

@@ -4,6 +4,7 @@ Every seat has a conversation of its own and its own reward, so the policy may p
 of one match: each is then compared with the same seat in the other rollouts of the example.
 """
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -304,7 +305,7 @@ class MatchEnvironment(Environment):
                 f"{location_of(self.play_match)} said what each seat has earned; give it more time "
                 "or a longer context, or catch ContextLengthError in it and judge what is there"
             )
-        return sum(rollout.agent_rewards.values()) / len(rollout.agent_rewards)
+        return math.fsum(rollout.agent_rewards.values()) / len(rollout.agent_rewards)
 
 
 def _require_seats(seats: object, where: str) -> None:

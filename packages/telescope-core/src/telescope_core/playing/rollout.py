@@ -9,6 +9,7 @@ rollout is played, it is scored in its present state.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -435,7 +436,7 @@ async def score_group(environment: Environment, group: Group, example: Example) 
     scored = tuple(rollout for rollout in group.rollouts if rollout.reward is not None)
     if not functions or not scored:
         return group
-    totals = [cast(float, rollout.reward) for rollout in scored]
+    terms = [[cast(float, rollout.reward)] for rollout in scored]
     parts: list[dict[str, float]] = [dict(rollout.rewards) for rollout in scored]
     with counting() as usage:
         for function in functions:
@@ -445,8 +446,9 @@ async def score_group(environment: Environment, group: Group, example: Example) 
             found = await environment.caller.one("group_reward", method, *arguments)
             for index, value in enumerate(_values(found, method, len(scored))):
                 parts[index][function.name] = value
-                totals[index] += function.weight * value
+                terms[index].append(function.weight * value)
     spent = usage.metrics(share=1 / len(scored))
+    totals = [math.fsum(one) for one in terms]
     for total in totals:
         environment.check_range(total)
     by_index = {

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from telescope_core.base.solved import REWARD_SLACK, is_solved
 from telescope_core.base.types import Rollout, RolloutStatus, StopReason
 from telescope_core.probes.answers import Answers
 from telescope_core.probes.completions import (
@@ -28,7 +29,6 @@ HIGHEST_FLOOR = 0.5
 LUCK = 0.1
 ENOUGH = 0.5
 """Share of the planned tries that must be completed before a check can pass."""
-_SLACK = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def judge_gold(
         if one.reward is None:
             continue
         wanted = max(declared.high, declared.success)
-        if one.reward < wanted - _SLACK * max(1.0, abs(wanted)):
+        if not is_solved(one.reward, wanted):
             _found(answers, "reward.gold", f"earns {one.reward:g} of {declared.high:g}", one)
     if any(one.reward is not None for one in golds):
         answers.passed("reward.gold")
@@ -157,7 +157,7 @@ def judge_junk(played: Sequence[Played], declared: Range, answers: Answers) -> N
     nothing = [reward for kind in NOTHING for reward, _ in by_kind[kind]]
     floor = min(nothing, default=declared.low)
     answers.fact("reward_floor", floor)
-    if floor > declared.low + HIGHEST_FLOOR * (declared.success - declared.low) + _SLACK:
+    if floor > declared.low + HIGHEST_FLOOR * (declared.success - declared.low) + REWARD_SLACK:
         answers.found(
             "reward.floor",
             f"doing nothing earns at least {floor:g}; success is {declared.success:g} of "
@@ -186,13 +186,13 @@ def _judge_kind(
 ) -> None:
     kind = scored[0][1].attempt.kind
     scored = sorted(scored, key=lambda pair: -pair[0])
-    num_solved = sum(reward >= declared.success - _SLACK for reward, _ in scored)
+    num_solved = sum(is_solved(reward, declared.success) for reward, _ in scored)
     luck = max(1, math.floor(LUCK * len(scored))) if kind in GUESSES else 0
     mean = sum(reward for reward, _ in scored) / len(scored)
     span = declared.success - floor
     if num_solved > luck:
         text = f"{num_solved} of {len(scored)} {kind} answers count as solved; this one earns"
-    elif span > 0 and mean > floor + MARGIN * span + _SLACK:
+    elif span > 0 and mean > floor + MARGIN * span + REWARD_SLACK:
         text = f"{kind} answers earn {mean:.3g} on average, the floor is {floor:g}; this one earns"
     else:
         return

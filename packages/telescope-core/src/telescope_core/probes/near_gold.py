@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
+from telescope_core.base.solved import is_solved
 from telescope_core.environments import Environment
 from telescope_core.graders.mathematics.notation import normalized
 from telescope_core.graders.mathematics.numbers import Amount
@@ -151,7 +152,7 @@ async def judge_near_gold(
                 f"only {len(scored)} of {len(tried)} answers with {NEAR_GOLD[kind]} have a reward; "
                 f"the first without one: {error}",
             )
-        solved = [one for one in scored if _is_solved(one, environment)]
+        solved = [one for one in scored if _counts_as_solved(one, environment)]
         if len(solved) <= max(1, math.floor(LUCK * len(scored))):
             continue
         for one in solved[:3]:
@@ -168,8 +169,8 @@ async def judge_near_gold(
     return played
 
 
-def _is_solved(one: Played, environment: Environment) -> bool:
-    return one.reward is not None and one.reward >= environment.success_threshold - 1e-6
+def _counts_as_solved(one: Played, environment: Environment) -> bool:
+    return one.reward is not None and is_solved(one.reward, environment.success_threshold)
 
 
 async def run_near_gold(environment: Environment, num_examples: int, answers: Answers) -> None:
@@ -195,7 +196,7 @@ async def run_near_gold(environment: Environment, num_examples: int, answers: An
                     "said": one.attempt.replies[-1][-_SHORT:],
                     "reward": one.reward,
                     "error": (one.rollout.error or "")[:_LONGEST_ERROR],
-                    "is_solved": _is_solved(one, environment),
+                    "is_solved": _counts_as_solved(one, environment),
                 }
                 for one in played
             ],

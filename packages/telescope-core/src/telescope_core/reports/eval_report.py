@@ -4,6 +4,7 @@ from html import escape
 from pathlib import Path
 
 from telescope_core.base.number_text import format_metric
+from telescope_core.base.solved import is_solved
 from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import (
     EvalResult,
@@ -149,7 +150,7 @@ def _kinds(row: RolloutRow, threshold: float) -> list[str]:
     if row.reward is None:
         kinds = ["failed"]
     else:
-        kinds = ["solved" if row.reward >= threshold else "unsolved"]
+        kinds = ["solved" if is_solved(row.reward, threshold) else "unsolved"]
     return [*kinds, "truncated"] if row.is_truncated else kinds
 
 

@@ -19,6 +19,7 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.messages import REASONING_FIELDS, message_from_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.solved import is_solved
 from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
 from telescope_core.examples.checks import require_whole
 from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
@@ -280,7 +281,7 @@ def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: floa
             f"environment {client.name!r}: the gold answer of {rollout.example_id!r} failed: "
             f"{rollout.error}"
         )
-    if rollout.reward is None or rollout.reward < threshold:
+    if rollout.reward is None or not is_solved(rollout.reward, threshold):
         raise EnvironmentLoadError(
             f"environment {client.name!r}: the gold answer of {rollout.example_id!r} earns "
             f"{rollout.reward}, below the success threshold {threshold:g}; correct the environment"

@@ -1,0 +1,10 @@
+"""When a reward counts as solved: the one comparison with a success threshold."""
+
+REWARD_SLACK = 1e-6
+"""Rounding allowed where a reward is compared, relative to numbers above 1: 0.7 + 0.2 + 0.1 is less
+than 1, and a reward in float32 is up to 6e-8 from the number that was meant."""
+
+
+def is_solved(reward: float, threshold: float) -> bool:
+    """Return whether `reward` reaches the success threshold, but for rounding."""
+    return reward >= threshold - REWARD_SLACK * max(1.0, abs(threshold))
