@@ -33,6 +33,12 @@ def test_a_terminal_gets_a_bar_with_the_same_numbers_once_it_takes_long() -> Non
     assert "30 of 100" in shown((1.0, 10), (2.1, 20), (2.2, 30), is_terminal=True)
 
 
+def test_a_terminal_that_cannot_redraw_gets_the_lines(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    (line,) = shown((1.0, 0), (2.1, 20), is_terminal=True).splitlines()
+    assert "20 of 100" in line
+
+
 def test_further_lines_come_every_ten_seconds() -> None:
     text = shown((2.0, 5), (5.0, 10), (11.9, 20), (12.0, 30), (21.0, 40), (30.0, 50))
     assert [line.split(":")[1].split()[0] for line in text.splitlines()] == ["5", "30", "50"]

@@ -63,6 +63,10 @@ def test_an_eval_that_goes_on_says_how_far_it_is(tmp_path, evals):
         page = ui.get("/evals/late")
         assert page["result"] is None
         assert page["so_far"] == {"num_rollouts": 8, "num_scored": 8, "reward": 0.5}
+        columns = page["tasks"]["columns"]
+        assert sum(columns["num_rollouts"]) == 8
+        assert set(columns["num_solved"]) == {None}
+        assert ui.get(columns["address"][0])["page"] == "rollout"
         late = next(one for one in ui.get("/")["evals"] if one["key"] == "late")
         assert (late["measure"], late["num_scored"]) == (None, 8)
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from telescope_core.base.terminal import redraws
+
 _SHOWN_AFTER_S = 2.0
 _LINE_EVERY_S = 10.0
 
@@ -44,7 +46,7 @@ def progress_of(
         now_s = clock()
         if now_s < began_s + _SHOWN_AFTER_S:
             return
-        if console.is_terminal:
+        if redraws(console):
             bar.start()
             bar.update(task, completed=done, total=of)
         elif now_s >= next_line_s:

@@ -21,6 +21,7 @@ from telescope_core.base.errors import ConfigError
 from telescope_envs.publish.attesting import AttestMode
 from telescope_envs.publish.push import PushOptions, PushResult, PushState
 from telescope_envs.publish.push import push as push_project
+from telescope_envs.records.projects import require_project
 
 
 def push(
@@ -60,6 +61,7 @@ def push(
 
     Example: telescope env push ./sort-words --bump minor --commit
     """
+    require_project(project)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise ConfigError(
             "nobody can be asked: standard input is no terminal; add --yes to publish, or --dry-run"

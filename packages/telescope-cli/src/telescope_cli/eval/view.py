@@ -14,6 +14,7 @@ from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_core.base.number_text import format_metric, style_of
+from telescope_core.base.terminal import redraws
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
@@ -50,7 +51,7 @@ def announced(text: str) -> Generator[Callable[[str], None], None, None]:
     Without a terminal, print `text` as one line.
     """
     console = stderr_console()
-    if console.is_terminal:
+    if redraws(console):
         with console.status(Text(text)) as status:
             yield lambda activity: status.update(Text(f"{text}: {activity}"))
     else:
@@ -78,7 +79,7 @@ class EvalProgress:
             TextColumn("{task.fields[mean]}"),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not redraws(self._console),
         )
         """Entered while the rollouts are played."""
         self._task = self.bar.add_task("rollouts", total=self._total, mean="")
@@ -98,7 +99,7 @@ class EvalProgress:
             self._sum += row.reward
         self.bar.update(self._task, completed=self._count, mean=self._running_mean())
         tenths_before = (self._count - 1) * 10 // self._total
-        if not self._console.is_terminal and self._count * 10 // self._total > tenths_before:
+        if not redraws(self._console) and self._count * 10 // self._total > tenths_before:
             text = f"{self._count}/{self._total} rollouts, {self._running_mean()}"
             self._console.print(text, highlight=False)
 

@@ -6,12 +6,29 @@ on the screen, and bidirectional controls could change its visible order.
 
 import re
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 """Control characters, line separators and bidirectional controls, as in a regular expression."""
 _ACTING = re.compile(f"[{ACTS_ON_TERMINALS}]")
 _ACTING_IN_LINES = re.compile(rf"(?![\t\n])[{ACTS_ON_TERMINALS}]")
+
+
+class _Screen(Protocol):
+    """What a console of rich knows of its terminal."""
+
+    @property
+    def is_terminal(self) -> bool: ...
+    @property
+    def is_dumb_terminal(self) -> bool: ...
+
+
+def redraws(console: _Screen) -> bool:
+    """Return whether `console` can change what it has shown: bars and panels are lines elsewhere.
+
+    `TERM=dumb`, as in the shells of editors, is a terminal that only adds text.
+    """
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def acts_on_terminals(text: str) -> bool:

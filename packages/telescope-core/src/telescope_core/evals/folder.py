@@ -201,7 +201,8 @@ class EvalFolder:
             return
         attempts = self.path / "attempts.jsonl"
         # A kill before the rename leaves lines in both files: they are not added once more.
-        there = set(attempts.read_bytes().splitlines(keepends=True)) if attempts.exists() else set()
+        written = attempts.read_bytes() if attempts.exists() else b""
+        there = set(written.splitlines(keepends=True))
         for number, line in enumerate(self._lines()):
             if number in replaced and line not in there:
                 append_content(attempts, line)

@@ -229,7 +229,7 @@ def _files_of_one_format(folder: Path) -> list[Path]:
 
 def _require_all(files: Sequence[Path], builder: Any) -> None:
     """Refuse files that the library leaves out, since their names are of none of its splits."""
-    named = (builder.config.data_files or {}).values()
+    named = cast("dict[str, list[str]]", builder.config.data_files or {}).values()
     read = {os.path.realpath(path) for paths in named for path in paths}
     left_out = [path.name for path in files if os.path.realpath(path) not in read]
     if read and left_out:

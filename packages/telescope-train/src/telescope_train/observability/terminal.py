@@ -22,7 +22,7 @@ from rich.text import Text
 
 from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.secret_names import secrets_line
-from telescope_core.base.terminal import escaped
+from telescope_core.base.terminal import escaped, redraws
 from telescope_core.diagnosis import Kind
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.restarts import Restart
@@ -103,7 +103,7 @@ class LiveView:
 
     def __enter__(self) -> Self:
         self._started_s = time.monotonic()
-        if self._console.is_terminal:
+        if redraws(self._console):
             self._live = Live(
                 get_renderable=self._panel, console=self._console, refresh_per_second=4
             )

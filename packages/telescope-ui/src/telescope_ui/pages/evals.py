@@ -1,6 +1,6 @@
 """Evals, of a run or alone: points with intervals, paired verdicts, changed examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from telescope_ui.files.database import Database
 from telescope_ui.files.eval_files import (
     EvalKey,
     EvalPlace,
+    EvalRow,
     estimate,
     eval_key,
     eval_keys,
@@ -213,6 +214,15 @@ class _Flip(NamedTuple):
     address_after: str | None
 
 
+class _Score(NamedTuple):
+    """The score of an example in an eval without a result, in the form of a `TaskScore`."""
+
+    example_id: str
+    rewards: Sequence[float]
+    num_solved: int | None
+    num_failed: int
+
+
 def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> JsonObject:
     """Return a page of an eval; `others`: further evals, and whether they come before it."""
     result = result_of(shown.place)
@@ -246,7 +256,7 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         "flips": {"columns": queries.as_columns(_Flip._fields, flips)},
         "num_gained": None if compared is None else sum(one.change > 0 for one in flips),
         "num_lost": None if compared is None else sum(one.change < 0 for one in flips),
-        "tasks": {"columns": _tasks(result, where)},
+        "tasks": {"columns": _tasks(_scores(rows) if result is None else result.tasks, where)},
         "others": [one.name for one, _ in others],
         "address": shown.address(),
         "problems": [
@@ -290,13 +300,25 @@ def _flips(
     return sorted(found, key=lambda one: (one.change, one.example_id))
 
 
-def _tasks(result: EvalResult | None, where: dict[str, tuple[str, str]]) -> JsonObject:
+def _scores(rows: Sequence[EvalRow]) -> list[_Score]:
+    """Return the scores so far; what counts as solved is known with the result."""
+    by_example: dict[str, list[EvalRow]] = {}
+    for row in rows:
+        by_example.setdefault(row.example_id, []).append(row)
+    scores: list[_Score] = []
+    for example_id, played in by_example.items():
+        rewards = [row.reward for row in played if row.reward is not None]
+        scores.append(_Score(example_id, rewards, None, len(played) - len(rewards)))
+    return scores
+
+
+def _tasks(tasks: Iterable[TaskScore | _Score], where: dict[str, tuple[str, str]]) -> JsonObject:
     names = (
         *("example_id", "mean", "num_solved", "num_rollouts", "num_failed", "group_id"),
         "address",
     )
     rows: list[Sequence[object]] = []
-    for task in () if result is None else result.tasks:
+    for task in tasks:
         mean = sum(task.rewards) / len(task.rewards) if task.rewards else None
         counts = (task.num_solved, len(task.rewards), task.num_failed)
         rows.append((task.example_id, mean, *counts, *where.get(task.example_id, ("", None))))

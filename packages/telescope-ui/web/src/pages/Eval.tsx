@@ -23,7 +23,8 @@ interface Flip {
 interface Task {
   example_id: string;
   mean: number | null;
-  num_solved: number;
+  /** Null before there is a result, which knows from which reward on an example is solved. */
+  num_solved: number | null;
   num_rollouts: number;
   num_failed: number;
   address: string;
@@ -98,11 +99,16 @@ function interval(value: unknown): string {
 function Result({ data }: { data: EvalPage }) {
   const { result, so_far } = data;
   if (!result) {
+    const { example_indices, rollouts } = data.settings as { example_indices?: number[]; rollouts?: number };
+    const planned = (example_indices?.length ?? 0) * (rollouts ?? 0);
+    const ended = isAlone(data) && data.run.state !== "running" ? data.run.state : null;
     return (
       <p class="note" role="status">
-        There is no result {data.problems.length ? "to show" : "yet"}: {formatNumber(so_far.num_scored)} of {plural(so_far.num_rollouts, "rollout")} so far are scored
+        There is no result {data.problems.length || ended ? "to show" : "yet"}
+        {ended && `, since the eval is ${ended}`}: {formatNumber(so_far.num_scored)} of {plural(so_far.num_rollouts, "rollout")} so far
+        {planned ? `, of ${formatNumber(planned)} in all,` : ""} are scored
         {so_far.reward !== null && `, with a mean reward of ${formatNumber(so_far.reward, 3)}`}.
-        {!data.problems.length && " The examples are listed when it has ended."}
+        {ended && " To play the rest, repeat its command with --resume."}
       </p>
     );
   }
@@ -118,6 +124,7 @@ function Result({ data }: { data: EvalPage }) {
         ["Failed", formatNumber(result["num_failed"] as number)],
         ["Truncated", formatNumber(result["num_truncated"] as number)],
         ["Took", formatSeconds(result["duration_s"] as number)],
+        ...(result["num_earlier"] ? [["Before it was resumed", plural(result["num_earlier"] as number, "rollout")] as [string, string]] : []),
       ]}
     />
   );
@@ -172,8 +179,8 @@ function Tasks({ data, address }: { data: EvalPage; address: string }) {
           {
             name: "Solved",
             isNumber: true,
-            value: (row) => (row.num_rollouts ? row.num_solved / row.num_rollouts : null),
-            cell: (row) => `${row.num_solved} of ${row.num_rollouts}`,
+            value: (row) => (row.num_rollouts && row.num_solved !== null ? row.num_solved / row.num_rollouts : null),
+            cell: (row) => `${row.num_solved ?? "-"} of ${row.num_rollouts}`,
           },
           { name: "Failed", isNumber: true, value: (row) => row.num_failed, cell: (row) => formatNumber(row.num_failed) },
         ]}

@@ -84,7 +84,7 @@ function Head({ data, view }: { data: RolloutPage; view: View }) {
         <h1>
           Rollout {row.index}
           {row.attempt > 1 && `, attempt ${row.attempt}`}
-          {row.step !== null && ` of step ${formatNumber(row.step)}`}
+          {row.step !== null && !addresses.eval && ` of step ${formatNumber(row.step)}`}
         </h1>
         <State state={row.status} />
         {addresses.previous && isThere(addresses.previous) && (
@@ -101,7 +101,7 @@ function Head({ data, view }: { data: RolloutPage; view: View }) {
           <Link to={withQuery(addresses.timeline, { ...momentIn(data), "ui.mark": markOf(data) })}>on the timeline</Link>
         )}
         {addresses.eval && <Link to={addresses.eval}>its eval</Link>}
-        {row.step !== null && (
+        {row.step !== null && !addresses.eval && (
           <Link to={withQuery(ofRun(run.key, "rollouts"), { step_from: row.step, step_to: row.step })}>its step</Link>
         )}
       </div>
