@@ -1,12 +1,14 @@
 """What the consoles of reports print: texts of others, and tables on narrow terminals."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich import box
 from rich.table import Table
 
 from telescope_cli.console import EscapingConsole, print_table
+from telescope_core.base.terminal import report_width
 
 
 def printed(width: int) -> str:
@@ -40,3 +42,13 @@ def test_texts_of_others_are_escaped_and_styles_stay():
     text = shown.file.getvalue()
     assert r"esc\u001b[31mred" in text
     assert text.startswith("\x1b[1m")
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_terminal", "expected"),
+    [("40", True, 40), ("200", True, 80), ("40", False, 80), ("5", True, 20)],
+)
+def test_a_report_fits_a_narrow_terminal(monkeypatch, columns, is_terminal, expected):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    assert report_width() == expected

@@ -11,13 +11,13 @@ import typer
 from telescope_cli.eval.compare import comparison_to_json, difference_cells, difference_to_json
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.terminal import escaped
+from telescope_core.base.terminal import escaped, report_width
 from telescope_core.evals import EvalFolder
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.reports.run_comparison import RunComparison, compare_runs
 
-WIDTH, MOST_TOLD = 80, 20
+MOST_TOLD = 20
 _KEYS = ("before", "after")
 
 
@@ -65,7 +65,7 @@ def compare_command(
     for line in (*_head(runs, comparison), *_table(comparison), ""):
         typer.echo(escaped(line))
     for text in (comparison.verdict, *(f"Note: {note}" for note in comparison.notes)):
-        for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False):
+        for line in textwrap.wrap(text, report_width(), break_on_hyphens=False):
             typer.echo(escaped(line))
 
 
@@ -105,7 +105,11 @@ def _settings(comparison: RunComparison) -> Iterator[str]:
 def _most(texts: Sequence[str]) -> Iterator[str]:
     for text in texts[:MOST_TOLD]:
         yield from textwrap.wrap(
-            text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            text,
+            report_width(),
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
         )
     if len(texts) > MOST_TOLD:
         yield f"  and {len(texts) - MOST_TOLD} more, which --json tells"
@@ -116,7 +120,7 @@ def _table(comparison: RunComparison) -> Iterator[str]:
         return
     yield ""
     yield _row("measure", "before", "after", "change", "95% interval", "p", "pairs")
-    yield "-" * WIDTH
+    yield "-" * report_width()
     for one in comparison.evals:
         yield f"{one.name} {f'after step {one.step}' if one.step else 'before training'}"
         for difference in one.comparison.differences:

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from telescope_cli.watch import RunArgument, find_run
-from telescope_core.base.terminal import escaped
+from telescope_core.base.terminal import escaped, report_width
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
 from telescope_core.reports.overview import problems_of
 from telescope_core.reports.verdict import RunVerdict, run_verdict
 
-WIDTH = 80
 _TITLES = {
     Kind.BROKEN: "Broken: nothing can be learned like this",
     Kind.UNHEALTHY: "Unhealthy: good runs do not show this",
@@ -49,19 +48,19 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
         for line in _lines(folder.path.name, verdict, history, found):
             typer.echo(escaped(line))
         for problem in problems:
-            typer.echo("\n" + escaped(textwrap.fill(f"Note: {problem}.", WIDTH)))
+            typer.echo("\n" + escaped(textwrap.fill(f"Note: {problem}.", report_width())))
     is_broken = any(one.kind is Kind.BROKEN and not one.is_over for one in found)
     raise typer.Exit(1 if is_broken else 0)
 
 
 def _lines(name: str, verdict: RunVerdict, history: History, found: list[Finding]) -> Iterator[str]:
-    yield from [*textwrap.wrap(f"{name}: {verdict.text}", WIDTH), ""]
+    yield from [*textwrap.wrap(f"{name}: {verdict.text}", report_width()), ""]
     steps = "no step" if not history.last_step else f"{history.last_step} steps"
     if not found:
         yield from textwrap.wrap(
             f"None of {len(RULES)} rules found anything in {steps}. That is no proof that all is "
             "well: rules are silent unless they are sure, and most need five steps.",
-            WIDTH,
+            report_width(),
         )
         return
     yield f"{len(found)} {'finding' if len(found) == 1 else 'findings'} in {steps}"
@@ -81,5 +80,9 @@ def _finding(one: Finding) -> Iterator[str]:
     yield f"  {one.rule}{where} ({steps})"
     for text in (one.cause, f"To do: {one.remedy}", f"Metrics: {', '.join(one.metrics)}"):
         yield from textwrap.wrap(
-            text, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False
+            text,
+            report_width(),
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 4,
+            break_on_hyphens=False,
         )

@@ -20,6 +20,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.terminal import report_width
 from telescope_core.finding.code_names import names_class
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
@@ -41,7 +42,6 @@ from telescope_envs.validation.render import PLAIN, SYMBOLS, as_markdown, as_tex
 from telescope_envs.validation.runner import DEFAULT_EXAMPLES
 
 _ALL = "all"
-_WIDTH = 80
 _MAX_SHOWN = 10
 _NOT_CONCLUSIVE = 8
 """Exit code when nothing failed but too little could be tried; 1 to 7 are those of errors."""
@@ -237,4 +237,6 @@ def _grader_text(report: GraderReport) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+    return textwrap.wrap(
+        text, report_width(), initial_indent=indent, subsequent_indent=f"{indent}  "
+    )

@@ -10,12 +10,11 @@ import typer
 
 from telescope_cli.env.options import JsonOption, progress
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.terminal import report_width
 from telescope_envs.records.schemas import create_registry, write_schemas
 from telescope_envs.registry.static_view import render
 from telescope_envs.rules.check import check_registry
 from telescope_envs.rules.tree import CHECKS, CheckReport, TreeFinding
-
-_WIDTH = 80
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the registry.")]
 
@@ -68,7 +67,7 @@ def check(
 def _text(report: CheckReport) -> str:
     """Return the report in lines of at most 80 columns, where words allow."""
     blocks = [_finding(finding) for finding in report.findings]
-    blocks += [fill(note, _WIDTH) for note in report.notes]
+    blocks += [fill(note, report_width()) for note in report.notes]
     counts = (
         f"{report.num_environments} environments, {report.num_releases} releases, "
         f"{report.num_commits} commits"
@@ -77,7 +76,7 @@ def _text(report: CheckReport) -> str:
     num_made = len(CHECKS) - len(report.unchecked)
     holds = f"{num_made} of {len(CHECKS)} checks made, all passed"
     verdict = f"{num} problem{'s' if num > 1 else ''}" if num else holds
-    return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", _WIDTH)])
+    return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", report_width())])
 
 
 def _finding(finding: TreeFinding) -> str:
@@ -85,7 +84,7 @@ def _finding(finding: TreeFinding) -> str:
     lines = [
         fill(
             part,
-            _WIDTH,
+            report_width(),
             initial_indent="  ",
             subsequent_indent="    ",
             break_on_hyphens=False,
