@@ -38,9 +38,10 @@ from telescope_train.plan.load import load_train_config
 from telescope_train.restarts import Restarts, restart_at, run_with_restarts
 from telescope_train.rollouts import environments
 from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.compared import RewardRange
 from telescope_train.rollouts.mix import make_sampler, training_environments
 from telescope_train.rollouts.sampled import BEGINNING
-from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.credit import CreditRules
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer.ranks import AllRanks
 from telescope_train.trainer.worker import TrainerWorker

@@ -22,8 +22,9 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.loop import LoopParts
 from telescope_train.models.facts import read_model_facts
 from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.compared import RewardRange
 from telescope_train.rollouts.mix import make_sampler, training_environments
-from telescope_train.step.credit import CreditRules, RewardRange
+from telescope_train.step.credit import CreditRules
 from telescope_train.step.stream_rules import streams_gradients
 from telescope_train.step.throughput import Machine
 from telescope_train.trainer.ranks import LocalRanks

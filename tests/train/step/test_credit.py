@@ -26,7 +26,9 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.algorithms.advantages import centered, normalized, whitened
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import TrainConfig
-from telescope_train.step.credit import CreditRules, NoCredit, RewardRange, assign_credit
+from telescope_train.rollouts.accept import has_signal
+from telescope_train.rollouts.compared import RewardRange
+from telescope_train.step.credit import CreditRules, NoCredit, assign_credit
 
 GRPO = load_algorithm("grpo")
 
@@ -501,6 +503,7 @@ def test_seats_of_a_match_are_compared_with_the_same_seat(rule):
     played = replace(played, rollouts=tuple(seats))
     result = credit(played, branch_credit=rule)
     assert result.discarded == {}, "equal rewards of rollouts say nothing of those of seats"
+    assert has_signal(played) is True
     x_G = slow_advantages([won_by_x], "group")
     y_G = slow_advantages([[1 - won for won in won_by_x]], "group")
     assert by_branch(result) == {
@@ -511,9 +514,11 @@ def test_seats_of_a_match_are_compared_with_the_same_seat(rule):
 def test_a_match_in_which_every_seat_always_earns_the_same_teaches_nothing():
     played = branched((0.5, "x3 y2"), (0.5, "x1 y1"))
     seats = [replace(one, agent_rewards={"x": 1.0, "y": 0.0}) for one in played.rollouts]
-    result = credit(replace(played, rollouts=tuple(seats)))
+    played = replace(played, rollouts=tuple(seats))
+    result = credit(played)
     assert result.discarded == {"g": NoCredit.ALL_EQUAL}
     assert result.samples == ()
+    assert has_signal(played) == "all_equal"
 
 
 def test_rewards_of_seats_are_scaled_as_those_of_rollouts():

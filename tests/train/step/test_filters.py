@@ -11,8 +11,8 @@ from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.rollouts import accept
-from telescope_train.rollouts.accept import has_signal, load_accept_fn, rejection
+from telescope_train.rollouts.accept import load_accept_fn, rejection
+from telescope_train.rollouts.compared import RewardRange
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.step.filters import Filtered, compression_ratio, filter_reason
 from telescope_train.step.shaping import overlong_penalty
@@ -84,9 +84,20 @@ def group(*rewards) -> Group:
     return Group(id="g", environment="toy", example_id="e", rollouts=rollouts)
 
 
-def test_has_signal_accepts_rewards_that_differ():
-    assert has_signal(group(0.0, 1.0, None)) is True
-    assert has_signal(group(1.0, 1.0, None)) == "all_equal"
+@pytest.mark.parametrize(
+    ("rewards", "ranges", "expected"),
+    [
+        ((0.0, 1.0, None), {}, True),
+        ((1.0, 1.0, None), {}, "all_equal"),
+        ((0.1 + 0.2, 0.3, 0.3), {}, "all_equal"),
+        ((2.0, 3.0, 5.0), {}, True),
+        ((2.0, 3.0, 5.0), {"toy": RewardRange(0.0, 1.0)}, "all_equal"),
+        ((2.0, 3.0, 5.0), {"other": RewardRange(0.0, 1.0)}, True),
+    ],
+)
+def test_has_signal_accepts_rewards_that_credit_tells_apart(rewards, ranges, expected):
+    for name in ("has_signal", "telescope_train.rollouts.accept:has_signal"):
+        assert load_accept_fn(name, ranges)(group(*rewards)) == expected
 
 
 def test_what_an_accept_function_may_return():
@@ -111,8 +122,6 @@ def test_what_an_accept_function_may_return():
 def test_a_path_that_leads_nowhere_is_refused(path, expected):
     with pytest.raises(ConfigError, match=expected):
         load_accept_fn(path)
-    for name in ("has_signal", "telescope_train.rollouts.accept:has_signal"):
-        assert load_accept_fn(name) is accept.has_signal
 
 
 @pytest.mark.parametrize(

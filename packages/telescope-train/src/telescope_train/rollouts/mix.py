@@ -11,6 +11,7 @@ from telescope_core.base.types import EnvironmentDescription, Sampling, Split
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.compared import configured_ranges
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import HeldOut, TrainingExamples, hold_out
 from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
@@ -129,7 +130,7 @@ def make_sampler(
             play=PlaySettings(
                 rollout_timeout_s=config.rollout.rollout_timeout_s,
                 seed=config.run.seed if config.rollout.seed_sampling else None,
-                accept=load_accept_fn(accept) if accept else None,
+                accept=load_accept_fn(accept, configured_ranges(config)) if accept else None,
             ),
         ),
         attempts,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +28,18 @@ from telescope_train.batches.samples import (
 from telescope_train.batches.weighting import numerators
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.compared import (
+    RewardRange,
+    agents_of,
+    configured_ranges,
+    is_match,
+    raw_rewards,
+    scaled_rewards,
+    taking_part,
+)
 from telescope_train.rollouts.mix import Mix
 from telescope_train.step.filters import Filtered, filter_reason
 from telescope_train.step.shaping import RolloutKey, Shaping, overlong_penalties
-
-
-class RewardRange(NamedTuple):
-    """Lowest and highest reward of an environment, in the unit of its rewards."""
-
-    low: float
-    high: float
 
 
 class NoCredit(StrEnum):
@@ -127,7 +128,7 @@ def assign_credit(
     shaping = Shaping(
         overlong=overlong_penalties(everything, section, rules.sampling), kl=kl_penalties or {}
     )
-    ranges = _configured_ranges(config)
+    ranges = configured_ranges(config)
     shaped = partial(_shaped, ranges=ranges, shaping=shaping)
     rewards = {key: shaped(rollouts) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
@@ -209,34 +210,25 @@ class _BranchCredit:
         self.told_apart_by_seats: set[str] = set()
         """Groups in which seats have advantages, even if all rollouts have equal rewards: what one
         seat of a match wins another one may lose."""
-        self._matches = {
-            key for key, group in usable.items() if any(one.agent_rewards for one in group)
-        }
+        self._matches = {key for key, group in usable.items() if is_match(group)}
         compared = {
             key: group
             for key, group in usable.items()
             if self._rule == "per_agent" or key in self._matches
         }
-        agents = {turn.agent for group in compared.values() for one in group for turn in one.turns}
+        agents = set[str]().union(*(agents_of(group) for group in compared.values()))
         norm = rules.config.algorithm.advantage_norm
         for agent in sorted(agents):
             # Whether an agent takes part is decided by another one, so the rollouts without it are
             # no part of its baseline.
-            taking_part = {
-                key: [
-                    replace(one, reward=one.agent_rewards.get(agent, one.reward))
-                    for one in group
-                    if any(turn.agent == agent for turn in one.turns)
-                ]
-                for key, group in compared.items()
-            }
+            played = {key: taking_part(group, agent) for key, group in compared.items()}
             rewards = {
                 key: shaped(group)
-                for key, group in taking_part.items()
+                for key, group in played.items()
                 if len(group) >= max(1, rules.algorithm.min_group_size)
             }
             for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
-                for one, advantage in zip(taking_part[key], advantages_G.tolist(), strict=True):
+                for one, advantage in zip(played[key], advantages_G.tolist(), strict=True):
                     self._of_agents[(key, one.index), agent] = advantage
                 if key in self._matches and advantages_G.any():
                     self.told_apart_by_seats.add(key)
@@ -288,32 +280,13 @@ def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKe
     return {key: reason for key, reason in reasons.items() if reason is not None}
 
 
-def _configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
-    # Only a range in the config rescales rewards. A declared one is for the reason in `_reason`
-    # alone, so that installing a new version of an environment cannot change a reward's scale.
-    return {
-        entry.name: RewardRange(entry.reward_min, entry.reward_max)
-        for entry in config.environments
-        if entry.reward_min is not None and entry.reward_max is not None
-    }
-
-
-def _raw(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
-    # float64 costs nothing for one number per rollout, and means of rewards lose fewer bits.
-    return np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
-
-
 def _shaped(
     rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange], shaping: Shaping
 ) -> NDArray[np.float64]:
     """Return the shaped rewards of a group, scaled to 0 to 1 if the config gives the range."""
-    # All rollouts of a group are of one example, so they share the environment and its range.
-    rewards_G = _raw(rollouts)
-    if span := ranges.get(rollouts[0].environment):
-        rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
     # Shaping comes after scaling, so that a penalty means the same in all scaled environments. The
     # sum is not clipped again: rollouts at the lower end would lose their penalty.
-    return rewards_G + np.array([shaping.of(rollout) for rollout in rollouts])
+    return scaled_rewards(rollouts, ranges) + np.array([shaping.of(one) for one in rollouts])
 
 
 def _advantages(
@@ -339,7 +312,7 @@ def _advantages(
 
 def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NoCredit:
     # The raw rewards decide: shaping can move a group that solved everything off the maximum.
-    rewards_G, span = _raw(rollouts), ranges.get(rollouts[0].environment)
+    rewards_G, span = raw_rewards(rollouts), ranges.get(rollouts[0].environment)
     if span is not None and (rewards_G >= span.high).all():
         return NoCredit.ALL_AT_MAXIMUM
     if span is not None and (rewards_G <= span.low).all():
@@ -352,7 +325,7 @@ def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, R
     num_outside = 0
     for rollouts in usable.values():
         if span := ranges.get(rollouts[0].environment):
-            rewards_G = _raw(rollouts)
+            rewards_G = raw_rewards(rollouts)
             num_outside += np.count_nonzero((rewards_G < span.low) | (rewards_G > span.high))
     return num_outside
 

@@ -1,0 +1,49 @@
+"""`has_signal` in a run compares rewards on the scale of credit."""
+
+import itertools
+
+import pytest
+from tests.train.rollouts.samplers import EventList
+
+from telescope_core import Example, ListSource, SingleTurnEnvironment, TelescopeError, reward
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.scripted import ScriptedClient
+from telescope_train.plan.load import load_train_config
+from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.mix import make_sampler, training_environments
+
+
+class Counting(SingleTurnEnvironment):
+    """Rewards are 2, 3, 4 and so on."""
+
+    reward_max = 1000.0
+
+    def __init__(self):
+        super().__init__()
+        self.rewards = itertools.count(2)
+
+    def examples(self, split):
+        return ListSource([Example(id="e", prompt="p")])
+
+    @reward
+    def paid(self, rollout, example):
+        return float(next(self.rewards))
+
+
+@pytest.mark.parametrize(("highest", "is_rejected"), [(1.0, True), (1000.0, False)])
+async def test_rewards_that_differ_beyond_the_configured_range_are_rejected(highest, is_rejected):
+    entry = f'[{{"name": "toy", "reward_min": 0.0, "reward_max": {highest}, "group_size": 2}}]'
+    flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--environments", entry]
+    more = ["--prompts_batch_size_for_trainer", "1", "--should_accept_fn", "has_signal"]
+    config = load_train_config([], [*flags, *more])
+    clients = {"toy": InProcessEnvironment(Counting(), name="toy")}
+    mix = await training_environments(config, clients, {}, {})
+    attempts = Attempts.from_config(config, EventList(), num_servers=1)
+    sampler = make_sampler(config, mix, ScriptedClient(["yes"]), attempts)
+    sampler.advance(0)
+    if is_rejected:
+        with pytest.raises(TelescopeError, match="all_equal 32"):
+            await sampler.take(0)
+    else:
+        assert len((await sampler.take(0)).groups) == 1
+    await sampler.close()
