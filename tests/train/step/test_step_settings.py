@@ -9,6 +9,9 @@ from telescope_train.plan.load import load_train_config
 
 RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b", "--max_tokens", "512"]
 MATHS = ["--environments", '[{"name": "math-reasoning"}]']
+ALONE = ["--group_size", "1", "--algorithm", "reinforce_pp"]
+ENTRY_ALONE = ["--environments", '[{"name": "math-reasoning", "group_size": 1}]']
+ENTRY_OF_TWO = ["--environments", '[{"name": "math-reasoning", "group_size": 2}]']
 OF_THE_STEP = {
     "number_of_minibatches": "2",
     "ppo_epochs": "2",
@@ -95,6 +98,16 @@ def test_the_walk_covers_every_setting_with_a_switch():
             ["--should_accept_fn", "no-colon"],
             "should_accept_fn.*has_signal.*module:function",
             ["--should_accept_fn", "has_signal"],
+        ),
+        (
+            [*ALONE, "--should_accept_fn", "has_signal"],
+            r"should_accept_fn = 'has_signal'.*math-reasoning.*rollout\.group_size is 1",
+            [*ALONE, "--should_accept_fn", "mine:keep"],
+        ),
+        (
+            [*ALONE[2:], "--should_accept_fn", "has_signal", *ENTRY_ALONE],
+            r"should_accept_fn = 'has_signal'.*math-reasoning.*environments\[0\]\.group_size is 1",
+            [*ALONE, "--should_accept_fn", "has_signal", *ENTRY_OF_TWO],
         ),
     ],
 )

@@ -41,10 +41,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     if not config.rollout.stop:
         why = "without stop; set stop, or remove include_stop_str_in_output"
         yield from unused(config.rollout, "rollout.include_stop_str_in_output", why)
-    accept = config.rollout.should_accept_fn
-    is_path = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept or "") is not None
-    if accept is not None and accept not in BUILT_IN and not is_path:
-        yield f"rollout.should_accept_fn {EXPECTED}, got {accept!r}"
+    yield from _accept_problems(config)
     yield from _minibatch_problems(config)
     yield from _epoch_problems(config)
     yield from _overlong_problems(config)
@@ -55,6 +52,24 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             f"({config.run.number_of_steps}): the reference would never be updated; "
             "lower it, or use 0 for a frozen reference"
         )
+
+
+def _accept_problems(config: TrainConfig) -> Iterator[str]:
+    accept = config.rollout.should_accept_fn
+    if accept is None:
+        return
+    if accept not in BUILT_IN:
+        if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", accept) is None:
+            yield f"rollout.should_accept_fn {EXPECTED}, got {accept!r}"
+        return
+    for index, entry in enumerate(config.environments):
+        if (entry.group_size or config.rollout.group_size) == 1:
+            where = "rollout" if entry.group_size is None else f"environments[{index}]"
+            yield (
+                f"rollout.should_accept_fn = {accept!r} would reject each group of {entry.name}: "
+                f"it compares the rollouts of a group, and {where}.group_size is 1; raise "
+                "group_size, or remove should_accept_fn"
+            )
 
 
 def _scheduling_problems(config: TrainConfig) -> Iterator[str]:
