@@ -444,6 +444,8 @@ def test_all_problems_are_reported_at_once():
         (["--max_async_rollout", "0", "--number_of_minibatches", "2"], True),
         (["--use_tis", "false"], False),
         (["--max_async_rollout", "0", "--use_tis"], True),
+        (["--max_async_rollout", "0", "--ppo_epochs", "2"], True),
+        (["--max_async_rollout", "0", "--ppo_epochs", "2", "--use_ppo_clip"], False),
         (["--use_ppo_clip"], False),
         (["--use_ppo_clip", "--use_decoupled_loss"], False),
         (["--algorithm", "dapo"], False),

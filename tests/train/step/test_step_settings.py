@@ -85,9 +85,9 @@ def test_the_walk_covers_every_setting_with_a_switch():
             ["--kl_penalty_tau", "0.1", "--reference_update_every", "9"],
         ),
         (
-            ["--ppo_epochs", "2"],
-            r"ppo_epochs \(2\).*grpo.*use_ppo_clip",
-            ["--ppo_epochs", "2", "--use_ppo_clip", "true"],
+            ["--ppo_epochs", "2", "--use_tis", "false"],
+            r"ppo_epochs \(2\).*grpo.*use_tis is false.*use_ppo_clip",
+            ["--ppo_epochs", "2", "--use_tis", "false", "--use_ppo_clip", "true"],
         ),
         (
             ["--filter_repetition", "true", "--repetition_compression_threshold", "1.0"],

@@ -28,7 +28,8 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
         section = decided(section, ppo_clip_ref_logprobs="batch")
     if section.use_tis is not None:
         return section
-    is_late = config.scheduling.max_async_rollout > 0 or section.number_of_minibatches > 1
+    num_updates = section.number_of_minibatches * section.ppo_epochs
+    is_late = config.scheduling.max_async_rollout > 0 or num_updates > 1
     is_corrected = section.use_decoupled_loss or has_ratio(section, algorithm)
     if config.inference.inference_quantization != "none":
         is_late, is_corrected = True, has_ratio_to_sampler(section, algorithm)

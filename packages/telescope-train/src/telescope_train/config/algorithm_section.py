@@ -33,7 +33,8 @@ class AlgorithmSection(Section):
     """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
     use_tis: bool | None = None
     """Weight tokens by the truncated ratio of trainer to sampler probability; null = only if
-    rollouts can be older than the weights and no ratio in the loss corrects for it."""
+    rollouts can be older than the weights, in later minibatches and epochs too, and no ratio in the
+    loss corrects for it."""
     tis_cap: Positive = 2.0
     """Largest weight of a token, with `use_tis`."""
     tis_mode: Literal["truncate", "icepop"] = "truncate"

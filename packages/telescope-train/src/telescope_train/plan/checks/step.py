@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.algorithms.corrections import has_ratio
+from telescope_train.algorithms.corrections import algorithm_in_use, has_ratio
 from telescope_train.algorithms.record import load_algorithm
 from telescope_train.config.fields import unused
 from telescope_train.config.schema import TrainConfig
@@ -132,18 +132,16 @@ def _minibatch_problems(config: TrainConfig) -> Iterator[str]:
 
 
 def _epoch_problems(config: TrainConfig) -> Iterator[str]:
-    section = config.algorithm
-    if section.ppo_epochs == 1 or section.use_tis:
-        return
     try:
+        section = algorithm_in_use(config)
         algorithm = load_algorithm(section.algorithm)
     except ConfigError:
         return  # reported with the algorithm
-    if not has_ratio(section, algorithm):
+    if section.ppo_epochs > 1 and not section.use_tis and not has_ratio(section, algorithm):
         yield (
             f"algorithm.ppo_epochs ({section.ppo_epochs}) goes through a batch again with other "
-            f"weights, and {algorithm.name} without use_ppo_clip has no ratio that corrects for "
-            "that; set use_ppo_clip = true, or ppo_epochs = 1"
+            f"weights, and nothing corrects for that: {algorithm.name} has no ratio in its loss, "
+            "and use_tis is false; remove use_tis, set use_ppo_clip = true, or ppo_epochs = 1"
         )
 
 
