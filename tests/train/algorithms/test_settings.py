@@ -58,10 +58,8 @@ NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "tis_mode": [([IN_STEP], "icepop")],
     "tis_floor": [([IN_STEP], "0.5"), ([TIS], "0.5")],
     "seq_is_mask_range": [([], "[0.5, 1.2]")],
-    "behave_imp_weight_cap": [
-        ([CLIP], "3"),
-        ([CLIP, "--use_decoupled_loss", "--recompute_logprob", "false"], "3"),
-    ],
+    "use_decoupled_loss": [([CLIP, "--recompute_logprob", "false"], "true")],
+    "behave_imp_weight_cap": [([CLIP], "3")],
     "kl_estimator": [([], "k3")],
 }
 """Setting -> flags beside which it would have no effect, with a value."""
@@ -84,7 +82,6 @@ IN_EVERY_COMBINATION = {
     "algorithm",
     "use_tis",
     "seq_is_masking",
-    "use_decoupled_loss",
     "kl_penalty_tau",
     "entropy_coef",
 }

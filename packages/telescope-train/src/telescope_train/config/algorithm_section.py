@@ -54,7 +54,7 @@ class AlgorithmSection(Section):
     sampler probability."""
     recompute_logprob: bool = True
     """Recompute log-probs before the first step of a batch if the loss needs them; false = use the
-    sampler's instead."""
+    sampler's instead, which `use_decoupled_loss` does not allow."""
     behave_imp_weight_cap: Positive = 5.0
     """Tokens with a larger weight are left out, with `use_decoupled_loss`."""
     kl_penalty_tau: NotNegative = 0.0

@@ -104,15 +104,14 @@ def _ratio_effects(
                 "set use_decoupled_loss = false"
             ),
         )
-    is_weighted = section.use_decoupled_loss and section.recompute_logprob
-    yield (
-        ("behave_imp_weight_cap",),
-        (
-            None
-            if is_weighted
-            else "without a weight to cap: set use_decoupled_loss and recompute_logprob to true"
-        ),
-    )
+    if section.use_decoupled_loss and not section.recompute_logprob:
+        yield (
+            ("use_decoupled_loss",),
+            "with recompute_logprob = false, where the sampler's log-probs take the place of "
+            "recomputed ones and every weight is 1: set recompute_logprob = true",
+        )
+    without_weight = "without a weight to cap: set use_decoupled_loss = true"
+    yield ("behave_imp_weight_cap",), None if section.use_decoupled_loss else without_weight
     is_read = section.use_decoupled_loss or section.ppo_clip_ref_logprobs == "batch"
     yield (
         ("recompute_logprob",),
