@@ -19,6 +19,7 @@ from telescope_train.plan.load import load_train_config
 SOURCE = Path(telescope_train.__file__).parent
 RUN = ["--name", "toy", "--number_of_steps", "10", "--model", "a/b"]
 MATHS = ["--environments", '[{"name": "math-reasoning"}]']
+GROUP_LANES = ["--enable_individual_sample_lanes", "false"]
 
 
 def load(*flags: str) -> TrainConfig:
@@ -168,6 +169,10 @@ def test_every_setting_is_read_by_the_trainer():
             "max_open_rollouts (4096) has no effect with free_lane_after_generation = false",
         ),
         (
+            ["--max_open_rollouts", "7", *GROUP_LANES, "--group_size", "8"],
+            "max_open_rollouts (7) must be at least the largest group_size (8)",
+        ),
+        (
             ["--batch_order", "finished", "--max_async_rollout", "0"],
             "scheduling.batch_order = 'finished' has no effect with max_async_rollout = 0",
         ),
@@ -280,6 +285,8 @@ def test_environments_that_do_not_fit(entries, expected):
         ["--lr_scheduler", "cosine", "--min_lr_ratio", "0.1", "--warmup_steps", "3"],
         ["--max_async_rollout", "4"],
         ["--max_async_rollout", "0"],
+        ["--max_open_rollouts", "7", "--group_size", "8"],
+        ["--max_open_rollouts", "8", *GROUP_LANES, "--group_size", "8"],
         ["--eval_before_training", "--evals", '[{"name": "a", "temperature": 0}]'],
         ["--weight_transport", "gloo"],
         ["--use_lora", "--lora_rank", "8", "--lora_target_modules", '["q_proj"]'],

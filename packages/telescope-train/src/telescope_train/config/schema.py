@@ -180,7 +180,7 @@ class SchedulingSection(Section):
     """Prompts that are ready ahead of their turn."""
     max_open_rollouts: Count | None = None
     """Most rollouts that have begun and not ended, those included that are with their environment;
-    null = 4 for each slot."""
+    null = 4 for each slot. With a slot for each group, at least the largest `group_size`."""
 
 
 class CheckpointSection(Section):

@@ -118,6 +118,13 @@ def _unused_scheduling(config: TrainConfig) -> Iterator[str]:
             "free_lane_after_generation = false, where each open rollout holds a slot and there "
             f"are {most}; lower it, or remove it"
         )
+    largest = config.largest_group
+    if not section.enable_individual_sample_lanes and (open_rollouts or largest) < largest:
+        yield (
+            f"scheduling.max_open_rollouts ({open_rollouts}) must be at least the largest "
+            f"group_size ({largest}) with enable_individual_sample_lanes = false, where the "
+            "rollouts of a group begin together; raise it, or lower group_size"
+        )
 
 
 def _minibatch_problems(config: TrainConfig) -> Iterator[str]:
