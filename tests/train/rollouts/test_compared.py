@@ -10,6 +10,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.attempts import Attempts
+from telescope_train.rollouts.compared import is_told_apart
 from telescope_train.rollouts.mix import make_sampler, training_environments
 
 
@@ -47,3 +48,7 @@ async def test_rewards_that_differ_beyond_the_configured_range_are_rejected(high
     else:
         assert len((await sampler.take(0)).groups) == 1
     await sampler.close()
+
+
+def test_a_group_without_any_reward_has_no_signal():
+    assert not is_told_apart([], {})

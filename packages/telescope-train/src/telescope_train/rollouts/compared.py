@@ -78,4 +78,5 @@ def is_told_apart(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]
     return any(
         not equal_in_group(scaled_rewards(part, ranges), np.zeros(len(part), dtype=np.int64)).all()
         for part in compared
+        if part
     )
