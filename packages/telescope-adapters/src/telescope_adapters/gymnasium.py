@@ -33,8 +33,8 @@ class GymConfig(GameConfig):
     """Settings of a Gymnasium environment."""
 
     actions: tuple[str, ...] = ()
-    """A word for each action, in the order of their numbers; empty = those that are known, or the
-    numbers."""
+    """A word or a few for each action, in the order of their numbers; empty = those that are known,
+    or the numbers."""
     observation: Literal["auto", "text", "value"] = "auto"
     """Observation for the player: the drawing or text of the environment, or the observation's
     value. `auto` takes the text, and refuses environments without one."""
@@ -95,12 +95,30 @@ class GymEnvironment(GameEnvironment):
         count = int(space.n)
         known = _KNOWN_ACTIONS.get(self.config.id.rpartition("-v")[0], ())
         words = self.config.actions or known or tuple(map(str, range(count)))
-        if len(words) != count or len({word.lower() for word in words}) != count:
+        different = {_spaced(word) for word in words} - {""}
+        if len(words) != count or len(different) != count:
             raise EnvironmentLoadError(
                 f"{self.config.id} has {count} actions, so env.actions needs {count} different "
                 f"words, got {', '.join(words)}"
             )
         return tuple(words)
+
+
+def last_named(words: Sequence[str], text: str) -> int | None:
+    """Return the place in `words` of the one that stands last in `text`; None if none does.
+
+    Capitals and the number of spaces do not count. Of words that begin at the same place, the
+    longest counts; a part of a longer word, such as the `left` of `leftmost`, does not.
+    """
+    known = [_spaced(word) for word in words]
+    longest_first = sorted(known, key=len, reverse=True)
+    either = "|".join(r"\s+".join(map(re.escape, word.split())) for word in longest_first)
+    found = re.findall(rf"(?<![\w-])(?:{either})(?![\w-])", text.lower())
+    return known.index(_spaced(found[-1])) if found else None
+
+
+def _spaced(word: str) -> str:
+    return " ".join(word.lower().split())
 
 
 def uncolored(drawing: str) -> str:
@@ -129,7 +147,7 @@ class _GymGame:
         self, made: Any, words: Sequence[str], config: GymConfig, *, is_drawn: bool
     ) -> None:
         self._made = made
-        self._words = [word.lower() for word in words]
+        self._words = words
         self._is_drawn = is_drawn and config.observation != "value"
         self._asks = config.instruction.format(actions=", ".join(words)) if words else ""
         self._first = int(getattr(made.action_space, "start", 0))
@@ -161,5 +179,5 @@ class _GymGame:
         """Return the action that the last action word in `text` names."""
         if not self._words:
             return text
-        found = [word for word in re.findall(r"[\w-]+", text.lower()) if word in self._words]
-        return self._first + self._words.index(found[-1]) if found else None
+        place = last_named(self._words, text)
+        return None if place is None else self._first + place

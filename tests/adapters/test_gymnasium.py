@@ -1,0 +1,89 @@
+"""Words and texts of the Gymnasium adapter, with a stand-in for the package."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from telescope_adapters import gymnasium
+from telescope_adapters.gymnasium import GymEnvironment
+from telescope_core.errors import EnvironmentLoadError
+
+TURNS = ("turn left", "turn right", "Turn", "stay")
+SIGNS = ("+", "-", "*", "++", "go.left", "a/b")
+
+
+class Discrete:
+    start = 5
+
+    def __init__(self, n):
+        self.n = n
+
+
+class Text:
+    pass
+
+
+class Room:
+    """An environment that tells the last action and gives `gained` for it."""
+
+    observation_space = Text()
+
+    def __init__(self, num_actions=3, *, render_mode=None, drawn="a room", gained=0.0, seen=""):
+        self.metadata = {"render_modes": ["ansi"]}
+        self.action_space = Discrete(num_actions)
+        self.drawn, self.gained, self.seen = drawn, gained, seen
+
+    def reset(self, *, seed):
+        return self.seen, {}
+
+    def step(self, action):
+        self.drawn = f"action {action}"
+        return self.seen, self.gained, False, False, {}
+
+    def render(self):
+        return self.drawn
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def new_game(monkeypatch):
+    """Return a function that starts a game of `Room`, from the adapter's settings."""
+    package = SimpleNamespace(
+        registry=("Room-v0",),
+        spaces=SimpleNamespace(Discrete=Discrete, Text=Text),
+        make=lambda _id, **options: Room(**options),
+    )
+    monkeypatch.setattr(gymnasium, "imported", lambda *_: package)
+    return lambda **given: GymEnvironment.from_settings({"id": "Room-v0", **given}).new_game()
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "named"),
+    [
+        (TURNS, "turn left", 0),
+        (TURNS, "I stay. No: **Turn\n right**!", 1),
+        (TURNS, "turn right, then turn.", 2),
+        (TURNS, "turn leftmost", 2),
+        (TURNS, "stay-at-home, overturn", None),
+        (SIGNS, "I take +.", 0),
+        (SIGNS, "-", 1),
+        (SIGNS, "2*3 is *", 2),
+        (SIGNS, "+ or ++", 3),
+        (SIGNS, "Go.left.", 4),
+        (SIGNS, "goxleft", None),
+        (SIGNS, "+, a/b", 5),
+        (("up", "."), "up.", 0),
+    ],
+)
+def test_the_last_action_in_an_answer_counts(new_game, words, text, named):
+    game = new_game(actions=words, options={"num_actions": len(words)})
+    told = game.step(text).text
+    assert told.startswith("That names no action" if named is None else f"action {5 + named}\n")
+
+
+@pytest.mark.parametrize("words", [("a", "A ", "b"), ("a", " ", "b"), ("turn left", "turn  left")])
+def test_words_that_cannot_be_told_apart_are_refused(new_game, words):
+    with pytest.raises(EnvironmentLoadError, match="different words"):
+        new_game(actions=words, options={"num_actions": len(words)})
