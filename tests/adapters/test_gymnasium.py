@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from telescope_adapters import gymnasium
@@ -87,3 +88,12 @@ def test_the_last_action_in_an_answer_counts(new_game, words, text, named):
 def test_words_that_cannot_be_told_apart_are_refused(new_game, words):
     with pytest.raises(EnvironmentLoadError, match="different words"):
         new_game(actions=words, options={"num_actions": len(words)})
+
+
+@pytest.mark.parametrize("in_a_dict", [False, True])
+def test_large_observations_are_shown_whole(new_game, in_a_dict):
+    pixels = np.arange(1600).reshape(40, 40)
+    seen = {"pixels": pixels} if in_a_dict else pixels
+    shown = new_game(observation="value", options={"seen": seen}).reset(1)
+    numbers = shown.replace("[", " ").replace("]", " ").replace(",", " ").split()
+    assert [int(one) for one in numbers if one.isdigit()][:1600] == list(range(1600))

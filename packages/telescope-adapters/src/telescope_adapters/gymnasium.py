@@ -6,8 +6,10 @@ Text is what `render_mode="ansi"` draws, a `spaces.Text` observation, or, if the
 """
 
 import re
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from importlib import import_module
 from typing import Any, Literal
 
 from telescope_adapters.frameworks import GYMNASIUM, imported
@@ -147,6 +149,7 @@ class _GymGame:
         self, made: Any, words: Sequence[str], config: GymConfig, *, is_drawn: bool
     ) -> None:
         self._made = made
+        self._numpy: Any = import_module("numpy")  # Gymnasium brings it
         self._words = words
         self._is_drawn = is_drawn and config.observation != "value"
         self._asks = config.instruction.format(actions=", ".join(words)) if words else ""
@@ -172,7 +175,12 @@ class _GymGame:
         self._made.close()
 
     def _shown(self, observation: Any) -> str:
-        seen = uncolored(self._made.render()) if self._is_drawn else str(observation)
+        if self._is_drawn:
+            seen = uncolored(self._made.render())
+        else:
+            # By default, numpy leaves out the middle of arrays with more than 1,000 numbers.
+            with self._numpy.printoptions(threshold=sys.maxsize):
+                seen = str(observation)
         return f"{seen.strip(chr(10))}\n{self._asks}".strip("\n")
 
     def _action(self, text: str) -> "int | str | None":
