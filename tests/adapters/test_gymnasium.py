@@ -97,3 +97,9 @@ def test_large_observations_are_shown_whole(new_game, in_a_dict):
     shown = new_game(observation="value", options={"seen": seen}).reset(1)
     numbers = shown.replace("[", " ").replace("]", " ").replace(",", " ").split()
     assert [int(one) for one in numbers if one.isdigit()][:1600] == list(range(1600))
+
+
+def test_an_instruction_may_have_other_braces(new_game):
+    asks = 'Answer {"action": WORD} or {}, with one of {actions}.'
+    game = new_game(instruction=asks, actions=("a", "b", "c"))
+    assert game.reset(1) == 'a room\nAnswer {"action": WORD} or {}, with one of a, b, c.'

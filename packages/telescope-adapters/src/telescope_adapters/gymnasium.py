@@ -152,7 +152,7 @@ class _GymGame:
         self._numpy: Any = import_module("numpy")  # Gymnasium brings it
         self._words = words
         self._is_drawn = is_drawn and config.observation != "value"
-        self._asks = config.instruction.format(actions=", ".join(words)) if words else ""
+        self._asks = config.instruction.replace("{actions}", ", ".join(words)) if words else ""
         self._first = int(getattr(made.action_space, "start", 0))
 
     def reset(self, seed: int) -> str:
