@@ -15,6 +15,7 @@ from tests.envs.package_index import tiny_wheel
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, missing_import
 from telescope_adapters.gymnasium import GymEnvironment
+from telescope_adapters.harbor import HarborEnvironment
 from telescope_adapters.nemo_gym import NemoGymEnvironment
 from telescope_adapters.openenv import OpenEnvEnvironment
 from telescope_adapters.ors import OrsEnvironment
@@ -329,6 +330,23 @@ def test_what_a_server_plays_takes_no_arguments_here(kind):
         kind.from_settings({"id": "http://127.0.0.1:1", "options": {"size": 3}})
     with pytest.raises(EnvironmentLoadError, match=f"{kind.scheme}:http"):
         kind.from_settings({"id": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (GymEnvironment, "max_turns", 0),
+        (NemoGymEnvironment, "max_turns", 0),
+        (OrsEnvironment, "max_turns", 0),
+        (OpenEnvEnvironment, "max_turns", -1),
+        (OpenEnvEnvironment, "max_sessions", 0),
+        (HarborEnvironment, "cpus", 0),
+        (HarborEnvironment, "memory_mb", -1),
+    ],
+)
+def test_limits_that_nothing_can_meet_are_refused(kind, name, value):
+    with pytest.raises(ConfigError, match=name):
+        kind.from_settings({"id": "http://127.0.0.1:1", name: value})
 
 
 def test_adapters_are_not_judged_as_code_of_authors():

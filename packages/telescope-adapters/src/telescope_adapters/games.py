@@ -61,7 +61,7 @@ class Game(Protocol):
 class GameConfig(AdaptedConfig):
     """Settings of a game."""
 
-    max_turns: int = 30
+    max_turns: int = Field(default=30, ge=1)
     """Most moves of a rollout."""
 
 

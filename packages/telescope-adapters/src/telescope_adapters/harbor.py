@@ -103,9 +103,9 @@ class HarborConfig(AdaptedConfig, AgentConfig):
     `id` is a folder."""
     leave_out: tuple[str, ...] = ()
     """Names of tasks that are not played."""
-    cpus: float | None = None
+    cpus: float | None = Field(default=None, gt=0)
     """Processors of each sandbox in place of those that tasks name."""
-    memory_mb: int | None = None
+    memory_mb: int | None = Field(default=None, gt=0)
     """Memory of each sandbox in place of what tasks name, MiB."""
     local_venv: str = ""
     """Virtual environment of this machine whose programs, such as pytest, come first in local

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import quote
 
+from pydantic import Field
+
 from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, ask
 from telescope_adapters.settings import AdaptedConfig, as_metrics
 from telescope_core.base.errors import (
@@ -53,7 +55,7 @@ class NemoGymConfig(AdaptedConfig):
     """Absolute path of the .jsonl file with the rows that are trained on; empty = none are."""
     eval_data: str = ""
     """Absolute path of the .jsonl file with the rows that are held out; empty = none are."""
-    max_turns: int = 30
+    max_turns: int = Field(default=30, ge=1)
     """Most answers of a rollout."""
 
 

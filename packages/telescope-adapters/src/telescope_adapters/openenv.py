@@ -38,7 +38,7 @@ _NEVER_AGAIN = ("VALIDATION_ERROR", "UNKNOWN_TYPE", "INVALID_JSON")
 class OpenEnvConfig(PlayersConfig):
     """Settings of an environment of an OpenEnv server."""
 
-    max_sessions: int = 1
+    max_sessions: int = Field(default=1, ge=1)
     """Most episodes at once; a server supports one unless it reports more."""
     tools: Literal["auto", "yes", "no"] = "auto"
     """Whether steps are calls of tools; `auto` = if the server's actions are calls of tools."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
+from pydantic import Field
 
 from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, ask, new_session
 from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
@@ -46,7 +47,7 @@ class OrsConfig(AdaptedConfig):
     eval_split: str = ""
     """The server's split that is held out; empty = its first of the type test, or else of the type
     validation."""
-    max_turns: int = 30
+    max_turns: int = Field(default=30, ge=1)
     """Most answers of a rollout."""
 
 
