@@ -7,7 +7,7 @@ import pytest
 
 from telescope_adapters import gymnasium
 from telescope_adapters.gymnasium import GymEnvironment
-from telescope_core.errors import EnvironmentLoadError
+from telescope_core.errors import EnvironmentLoadError, UnknownNameError
 
 TURNS = ("turn left", "turn right", "Turn", "stay")
 SIGNS = ("+", "-", "*", "++", "go.left", "a/b")
@@ -103,3 +103,9 @@ def test_an_instruction_may_have_other_braces(new_game):
     asks = 'Answer {"action": WORD} or {}, with one of {actions}.'
     game = new_game(instruction=asks, actions=("a", "b", "c"))
     assert game.reset(1) == 'a room\nAnswer {"action": WORD} or {}, with one of a, b, c.'
+
+
+def test_an_unknown_name_says_how_those_of_packages_are_named(new_game):
+    with pytest.raises(UnknownNameError, match="gym:MODULE:Maze-v0"):
+        new_game(id="Maze-v0")
+    assert new_game(id="mazes:Maze-v0").reset(1)

@@ -54,7 +54,13 @@ class GymEnvironment(GameEnvironment):
         self.gymnasium = imported(GYMNASIUM, "gymnasium")
         name = self.config.id
         if ":" not in name and name not in self.gymnasium.registry:
-            raise unknown_name("Gymnasium environment", name, self.gymnasium.registry)
+            raise unknown_name(
+                "Gymnasium environment",
+                name,
+                self.gymnasium.registry,
+                f"(if a package registers it, put the module that does before the name, as in "
+                f"gym:MODULE:{name}, and name the package with --with)",
+            )
         self._is_drawn = False
         trial = self._made()
         try:
