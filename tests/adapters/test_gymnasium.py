@@ -1,5 +1,6 @@
 """Words and texts of the Gymnasium adapter, with a stand-in for the package."""
 
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 
 from telescope_adapters import gymnasium
 from telescope_adapters.gymnasium import GymEnvironment
-from telescope_core.errors import EnvironmentLoadError, UnknownNameError
+from telescope_core.errors import (
+    EnvironmentLoadError,
+    RewardError,
+    UnknownNameError,
+    UnplayableError,
+)
 
 TURNS = ("turn left", "turn right", "Turn", "stay")
 SIGNS = ("+", "-", "*", "++", "go.left", "a/b")
@@ -109,3 +115,17 @@ def test_an_unknown_name_says_how_those_of_packages_are_named(new_game):
     with pytest.raises(UnknownNameError, match="gym:MODULE:Maze-v0"):
         new_game(id="Maze-v0")
     assert new_game(id="mazes:Maze-v0").reset(1)
+
+
+@pytest.mark.parametrize("gained", [None, np.array([0.25, 0.5]), "much", np.nan])
+def test_a_reward_that_is_no_number_names_the_environment(new_game, gained):
+    game = new_game(options={"gained": gained})
+    with pytest.raises(RewardError, match="Room-v0"):
+        game.step("1")
+
+
+@pytest.mark.parametrize("drawn", [None, StringIO("a room")])
+def test_a_drawing_that_is_no_text_names_the_environment(new_game, drawn):
+    with pytest.raises(UnplayableError, match=r"Room-v0: render\(\)"):
+        new_game(options={"drawn": drawn}).reset(1)
+    assert new_game(options={"drawn": drawn}, observation="value").reset(1)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from telescope_adapters.frameworks import GYMNASIUM, imported
 from telescope_adapters.games import GameConfig, GameEnvironment, GameStep
-from telescope_core.base.errors import EnvironmentLoadError, unknown_name
+from telescope_adapters.settings import as_number
+from telescope_core.base.errors import EnvironmentLoadError, UnplayableError, unknown_name
 
 _COLORED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -157,7 +158,9 @@ class _GymGame:
         self._made = made
         self._numpy: Any = import_module("numpy")  # Gymnasium brings it
         self._words = words
-        self._is_drawn = is_drawn and config.observation != "value"
+        self._name = config.id
+        self._shows_value = config.observation == "value"
+        self._is_drawn = is_drawn
         self._asks = config.instruction.replace("{actions}", ", ".join(words)) if words else ""
         self._first = int(getattr(made.action_space, "start", 0))
 
@@ -172,7 +175,7 @@ class _GymGame:
         observation, gained, is_over, is_cut, _ = self._made.step(action)
         return GameStep(
             text="" if is_over or is_cut else self._shown(observation),
-            reward=float(gained),
+            reward=as_number(gained, of=f"a step of {self._name}"),
             is_over=bool(is_over),
             is_cut=bool(is_cut),
         )
@@ -181,12 +184,19 @@ class _GymGame:
         self._made.close()
 
     def _shown(self, observation: Any) -> str:
-        if self._is_drawn:
-            seen = uncolored(self._made.render())
-        else:
+        if self._shows_value:
             # By default, numpy leaves out the middle of arrays with more than 1,000 numbers.
             with self._numpy.printoptions(threshold=sys.maxsize):
                 seen = str(observation)
+        else:
+            drawn = self._made.render() if self._is_drawn else observation
+            if not isinstance(drawn, str):
+                raise UnplayableError(
+                    f"{self._name}: {'render()' if self._is_drawn else 'the observation'} must be "
+                    f"text, got {drawn!r:.80}; mend the environment, or set env.observation to "
+                    "value, which shows the numbers of its observations"
+                )
+            seen = uncolored(drawn) if self._is_drawn else drawn
         return f"{seen.strip(chr(10))}\n{self._asks}".strip("\n")
 
     def _action(self, text: str) -> "int | str | None":
