@@ -16,7 +16,7 @@ from typing import Any, cast
 from telescope_adapters.frameworks import OPENENV_SERVER, imported
 from telescope_adapters.serving.inside_out import ModelCall, Stepped
 from telescope_core.base.errors import TelescopeError
-from telescope_core.base.messages import message_to_json
+from telescope_core.base.messages import json_object, message_to_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.types import Completion, Message, Rollout, Split, ToolCall
@@ -140,13 +140,15 @@ def main(arguments: list[str] | None = None) -> None:
         description="Serve one environment as an OpenEnv server.",
     )
     parser.add_argument("environment", help="installed name, or module:Class")
-    parser.add_argument("--settings", default="{}", help="settings of the environment, in JSON")
+    parser.add_argument(
+        "--settings", type=_settings, default={}, help="settings of the environment, in JSON"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max-sessions", type=int, default=100)
+    parser.add_argument("--max-sessions", type=_count, default=100)
     options = parser.parse_args(arguments)
     try:
-        client = open_environment(options.environment, json.loads(options.settings))
+        client = open_environment(options.environment, options.settings)
         client.tell_secrets(
             lambda names: sys.stderr.write(
                 f"{secrets_line(options.environment, names, os.environ)}\n"
@@ -157,6 +159,21 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     uvicorn: Any = imported(OPENENV_SERVER, "uvicorn")
     uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+
+
+def _settings(text: str) -> dict[str, Any]:
+    found = json_object(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"expected a JSON object, such as '{{\"size\": 3}}', got {text!r}"
+        )
+    return found
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return int(text)
 
 
 def _observed(shown: Any, what: ModelCall | Rollout) -> Any:
