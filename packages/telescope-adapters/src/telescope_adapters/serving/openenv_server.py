@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 from telescope_adapters.frameworks import OPENENV_SERVER, imported
@@ -82,11 +83,8 @@ class _Session:
         """Take one step with the policy's answer; returns the observation with its reward."""
         if self._stepped is None:
             raise TelescopeError("step before reset; reset begins a rollout")
+        calls = tuple(tool_call(fields) for fields in action.tool_calls)
         self._state.step_count += 1
-        calls = tuple(
-            ToolCall(id=str(call["id"]), name=str(call["name"]), arguments=_text(call["arguments"]))
-            for call in action.tool_calls
-        )
         message = Message(role="assistant", content=action.content, tool_calls=calls)
         answer = Completion(message=message, finish_reason="tool_calls" if calls else "stop")
         return _observed(self.shown, await self._stepped.answered(answer))
@@ -176,6 +174,25 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def tool_call(fields: Mapping[str, Any]) -> ToolCall:
+    """Return the call in `fields`: as in the chat API, or with `name` and `arguments` beside `id`.
+
+    Arguments are JSON, as text or as they are. Raises TelescopeError for any other form.
+    """
+    given: object = fields.get("function", fields)
+    is_table = isinstance(given, Mapping)
+    about: Mapping[str, Any] = cast(Mapping[str, Any], given) if is_table else {}
+    call_id, name = fields.get("id"), about.get("name")
+    if not (isinstance(call_id, str) and call_id and isinstance(name, str) and name):
+        raise TelescopeError(
+            'expected each of tool_calls as {"id": ID, "type": "function", "function": {"name": '
+            f'NAME, "arguments": JSON}}}}, with an id of your choice, got {dict(fields)!r:.200}'
+        )
+    arguments: Any = about.get("arguments") or {}
+    as_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return ToolCall(id=call_id, name=name, arguments=as_text)
+
+
 def _observed(shown: Any, what: ModelCall | Rollout) -> Any:
     if isinstance(what, ModelCall):
         return shown(
@@ -191,10 +208,6 @@ def _observed(shown: Any, what: ModelCall | Rollout) -> Any:
         "error": what.error,
     }
     return shown(done=True, reward=what.reward, metadata=about)
-
-
-def _text(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(cast(Any, arguments))
 
 
 if __name__ == "__main__":
