@@ -112,3 +112,13 @@ async def test_a_call_of_another_form_is_no_step(session, call):
         await session.step(tool_calls=[call])
     assert session.state().step_count == 0
     assert (await session.step(content="8")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("split", "test"), ("index", -1), ("index", "x"), ("index", True)]
+)
+async def test_an_example_that_cannot_be_is_no_reset(session, name, value):
+    await session.reset(index=0)
+    with pytest.raises(TelescopeError, match=name):
+        await session.reset(**{"split": "eval", name: value})
+    assert (await session.step(content="8")).reward == 1.0

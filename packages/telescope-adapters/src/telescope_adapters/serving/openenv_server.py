@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from telescope_adapters.frameworks import OPENENV_SERVER, imported
 from telescope_adapters.serving.inside_out import ModelCall, Stepped
-from telescope_core.base.errors import TelescopeError
+from telescope_core.base.errors import TelescopeError, unknown_name
 from telescope_core.base.messages import json_object, message_to_json
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
@@ -71,10 +71,14 @@ class _Session:
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> Any:
         """Start a rollout of the example `index` of `split`, or of one chosen by a seed."""
+        split, index = options.get("split", Split.TRAIN), options.get("index")
+        if split not in list(Split):
+            raise unknown_name("split", str(split), Split)
+        if index is not None and not str(index).isdecimal():
+            raise TelescopeError(f"index must be a whole number from 0 on, got {index!r:.80}")
         self.close()
         self._state = self.new_state(episode_id=episode_id)
-        split = str(options.get("split", Split.TRAIN))
-        index = int(options["index"]) if "index" in options else await self._drawn(split, seed or 0)
+        index = await self._drawn(split, seed or 0) if index is None else int(index)
         group_id = f"openenv-{next(self.numbers)}"
         self._stepped = Stepped(self.client, split, index, group_id=group_id)
         return _observed(self.shown, await self._stepped.begun())
