@@ -295,6 +295,34 @@ async def test_an_agent_plays_in_the_folder_of_the_task_and_is_graded_by_its_tes
         assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 0.0), rollout.error
 
 
+SPOILS = [
+    "cd /logs/verifier; mkdir d; touch d/x; chmod 555 . d",
+    "cd /logs/verifier; mkdir -p d/e; touch d/e/x; chmod 000 d/e d . /logs",
+    "mkdir f; echo 1 > f/reward.txt; chmod 444 f/*; rmdir /logs/verifier; "
+    "ln -s /app/f /logs/verifier; chmod 555 /logs",
+    "rmdir /logs/verifier; touch /logs/verifier; chmod 555 /logs",
+    "mkdir -p /tests/d; touch /tests/d/x; chmod 555 /tests/d /tests",
+    "cd /; rm -rf /app/work",
+    "cd /; rm -rf /app/work; touch /app/work",
+    "cd /; rm -rf /app/work /app/notes; touch /app/work; ln -s /nowhere /app/notes",
+    "chmod 000 .",
+]
+
+
+@pytest.mark.slow
+async def test_what_an_agent_leaves_cannot_void_its_reward(tmp_path):
+    lines = DOCKERFILE.replace("/app", "/app/work")
+    table = TABLE.replace("256M", "64M").replace("timeout_sec = 30", "timeout_sec = 60")
+    write_task(tmp_path / "one", dockerfile=lines, table=table)
+    async with playing(opened(tmp_path)) as play:
+        for spoils in SPOILS:
+            rollout, _ = await play(f"$ {spoils}", "done")
+            assert (rollout.status, rollout.reward) == (RolloutStatus.KEPT, 0.0), (
+                spoils,
+                rollout.error,
+            )
+
+
 @pytest.mark.slow
 async def test_limits_of_the_agent_are_outcomes_and_others_are_failures(tmp_path):
     write_task(tmp_path / "agent")

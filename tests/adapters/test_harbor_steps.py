@@ -172,6 +172,12 @@ async def test_steps_are_played_one_after_the_other_in_one_sandbox(tmp_path):
         rollout, policy = await play("first", index=1)
         assert (rollout.reward, len(policy.asked)) == (0.2, 1), rollout.error
         assert rollout.metrics["step_1_reward"] == 0.2
+        # An agent that keeps the next step from being set up has played that one, for nothing.
+        rollout, policy = await play("$ echo 1 > done; mkdir -p extra/x", "first", index=1)
+        assert (rollout.reward, len(policy.asked)) == (0.5, 2), rollout.error
+        assert rollout.metrics["step_2_reward"] == 0.0
+        rollout, policy = await play("$ echo 1 > done; chmod 555 .", "first", "x", index=1)
+        assert (rollout.reward, len(policy.asked)) == (0.6, 3), rollout.error
         rollout, _ = await play("$ echo 1 > done", "first", index=2)
         assert rollout.status is RolloutStatus.FAILED
         assert "setup.sh of its step 'go on' failed" in rollout.error

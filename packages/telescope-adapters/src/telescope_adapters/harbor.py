@@ -21,11 +21,13 @@ from pydantic import Field
 from telescope_adapters.allowed_hosts import EVERYWHERE, AllowedHosts, proxy_for, proxy_variables
 from telescope_adapters.harbor_grading import (
     Graded,
+    SpoiledError,
     TaskSandbox,
     carried,
     combined,
     graded,
     hand_over,
+    ungraded,
 )
 from telescope_adapters.harbor_images import (
     AGENT_PYTHON,
@@ -80,7 +82,12 @@ _PROCESSES = 512
 _SETUP_S = 600.0
 _SAID = 4000
 _HOME = r'sed -n "s/^[^:]*:[^:]*:$(id -u):[^:]*:[^:]*:\([^:]*\):.*/\1/p" /etc/passwd'
-_NEW_FOLDERS = "mkdir -p /logs/agent /logs/artifacts /logs/verifier && chmod 777 /logs/*"
+_NEW_FOLDERS = (
+    "mkdir -p /logs/agent /logs/artifacts /logs/verifier /tests && chmod 777 /logs/* && "
+    "find /logs/verifier -mindepth 1 -delete"
+)
+"""The verifier's folder is emptied before there is an agent, so that a later failure is its doing.
+"""
 
 
 class HarborConfig(AdaptedConfig, AgentConfig):
@@ -244,10 +251,15 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 state["step"] = index
                 # The next agent sees nothing of how the one before was graded.
                 left = ("/tests", "/logs/verifier") if before.grader is None else ()
-                await place.empty("/logs/agent", *left)
+                try:
+                    await place.empty("/logs/agent", *left)
+                    await self._copy_workdir(place, step)
+                except SpoiledError as error:
+                    state["graded"].append(ungraded(error))
+                    break
                 episode.add(step.instruction)
-            if step.workdir is not None and step.workdir.is_dir():
-                await place.unpack(await asyncio.to_thread(packed, step.workdir), place.folder)
+            else:
+                await self._copy_workdir(place, step)
             async with self._reaching(place, task.image.table.hosts) as reaching:
                 if step.workdir is not None and (step.workdir / "setup.sh").is_file():
                     done = await reaching.run(["bash", "setup.sh"], _SETUP_S)
@@ -256,6 +268,10 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             async with self._reaching(place, step.agent_hosts) as state["place"]:
                 reason = await self.play_step(episode, step)
         return reason
+
+    async def _copy_workdir(self, place: TaskSandbox, step: HarborStep) -> None:
+        if step.workdir is not None and step.workdir.is_dir():
+            await place.unpack(await asyncio.to_thread(packed, step.workdir), place.folder)
 
     async def play_step(self, episode: Episode[Any], step: HarborStep) -> StopReason:
         """Let the agent do what `step` says."""
@@ -423,7 +439,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 home = (await box.run(["sh", "-c", _HOME])).text.strip() or "/"
             variables = {"HOME": home, **variables}
         place = TaskSandbox(task=image.name, box=box, folder="/", variables=variables)
-        place.require(await box.run(["sh", "-c", _NEW_FOLDERS]), "/logs cannot be made")
+        place.require(await box.run(["sh", "-c", _NEW_FOLDERS]), "/logs and /tests cannot be made")
         folder = image.table.workdir
         if self._is_local:
             local = self._images[image.name]
@@ -456,7 +472,10 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 await reaching.run(["sh", "-c", hook.command], hook.timeout_sec)
         if step.grader is None:
             async with self._reaching(place, step.verifier_hosts) as reaching:
-                found = await graded(reaching, step)
+                try:
+                    found = await graded(reaching, step)
+                except SpoiledError as error:
+                    found = ungraded(error)
         else:
             files = await carried(place, step)
             if is_last:
@@ -466,9 +485,12 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
             box = await self._provider.create(self._spec(task, step.grader, image=image))
             try:
                 own = await self._ready(step.grader, box)
-                await hand_over(own, files)
-                async with self._reaching(own, step.verifier_hosts) as reaching:
-                    found = await graded(reaching, step)
+                try:
+                    await hand_over(own, files)
+                    async with self._reaching(own, step.verifier_hosts) as reaching:
+                        found = await graded(reaching, step)
+                except SpoiledError as error:
+                    found = ungraded(error)
             finally:
                 await box.close()
         named = f"verifier {step.name}" if step.name else "verifier"

@@ -29,11 +29,23 @@ _SAID = 4000
 _CARRIED = "/tmp/harbor-artifact.tar"
 _MOST_BYTES = 1 << 30
 """Most that the files of one artifact are together; a larger one is not carried over."""
-_EMPTIED = (
-    'for folder in "$@"; do [ ! -h "$folder" ] || rm -f "$folder"; '
-    'mkdir -p "$folder" && find "$folder" -mindepth 1 -delete || exit 1; done'
-)
+_EMPTIED = """
+[ -d "$0" ] || rm -f "$0"
+mkdir -p "$0"
+[ -w "$0" ] && [ -x "$0" ] || chmod u+rwx "$0"
+cd "$0" || exit
+for folder in "$@"; do
+    [ -w "${folder%/*}/" ] || chmod u+rwx "${folder%/*}/"
+    if [ -h "$folder" ] || [ ! -d "$folder" ]; then rm -f "$folder" || exit; fi
+    mkdir -p "$folder" && chmod -R u+rwX "$folder"
+    find "$folder" -mindepth 1 -delete || exit
+done
+"""
 _UNPACKED = 'mkdir -p "$1" && exec tar -xf - --no-same-owner -C "$1"'
+
+
+class SpoiledError(SandboxError):
+    """What an agent left keeps its work from being graded, as where it has filled the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +71,37 @@ class TaskSandbox:
         )
 
     async def empty(self, *folders: str) -> None:
-        """Leave nothing in `folders`, which are made if they are not there."""
-        done = await self.box.run(["sh", "-c", _EMPTIED, "sh", *folders])
-        self.require(done, f"{' and '.join(folders)} cannot be emptied")
+        """Leave nothing in `folders`, which are made if they are not there.
+
+        The working directory is made too. Raises SpoiledError where a command fails.
+        """
+        done = await self.box.run(["sh", "-c", _EMPTIED, self.folder, *folders])
+        self._require_unspoiled(done, f"{' and '.join(folders)} cannot be emptied")
 
     async def unpack(self, files: bytes, folder: str) -> None:
-        """Put the files of a tar below `folder`, which is made if it is not there."""
+        """Put the files of a tar below `folder`, which is made if it is not there.
+
+        Raises SpoiledError where that fails.
+        """
         done = await self.box.run(
             ["sh", "-c", _UNPACKED, "sh", folder], stdin=files, timeout_s=_FILES_S
         )
-        self.require(done, f"files cannot be copied to {folder}")
+        self._require_unspoiled(done, f"files cannot be copied to {folder}")
 
     def require(self, done: CommandResult, what: str) -> None:
         """Raise SandboxError unless a command that is no doing of the agent succeeded."""
         if not done.succeeded:
             said = f"{done.text}\n{done.error_text}".strip()[-300:]
             raise SandboxError(f"{self.task}: {what} ({done.stop}, exit {done.exit_code}): {said}")
+
+    def _require_unspoiled(self, done: CommandResult, what: str) -> None:
+        try:
+            self.require(done, what)
+        except SandboxError as error:
+            # 127: the image lacks the program.
+            if done.stop in (StopCause.EXITED, StopCause.MEMORY) and done.exit_code != 127:
+                raise SpoiledError(str(error)) from None
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +145,11 @@ async def graded(place: TaskSandbox, step: HarborStep) -> Graded:
         )
     said = f"{done.error_text}\n{done.text}".strip()[-_SAID:]
     return Graded(numbers=await _written(place, said), said=said, wall_s=done.wall_s)
+
+
+def ungraded(why: SpoiledError) -> Graded:
+    """Return the results of a step that its agent has kept from being graded: reward 0."""
+    return Graded(numbers={"reward": 0.0}, said=str(why), wall_s=0.0)
 
 
 def combined(task: HarborTask, steps: Sequence[Graded]) -> dict[str, float]:
