@@ -69,6 +69,7 @@ async def hang() -> str:
 @server.tool()
 def die() -> str:
     """End the server."""
+    print("last words", file=sys.stderr, flush=True)
     os._exit(3)
 
 

@@ -150,8 +150,18 @@ async def test_a_program_on_stdio(monkeypatch):
         dead = await play(client, tag("die"), index=3)
         assert dead.status is RolloutStatus.FAILED
         assert "ProcessDiedError: MCP server" in dead.error
-        other = await play(client, f"{tag('note', text='c')}", index=4)
-        assert responses(other) == ["c"], "the next rollout gets a new one"
+        assert "last words" in dead.error
+        other = await play(client, f"{tag('note', text='c')}{tag('who')}", index=4)
+        assert responses(other)[0] == "c", "the next rollout gets a new one"
+        # It also does where the server has ended while no rollout called it.
+        pid = int(json.loads(responses(other)[1])["pid"])
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            await eventually(lambda: not Path(f"/proc/{pid}").exists())
+        for _ in range(20):
+            await asyncio.sleep(0)  # The end of its output is handed on from task to task.
+        after = await play(client, f"{tag('note', text='d')}", index=6)
+        assert (after.error, responses(after)) == (None, ["d"])
     finally:
         await client.close()
 

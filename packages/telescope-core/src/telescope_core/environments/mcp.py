@@ -33,7 +33,11 @@ from telescope_core.environments.tool_functions import (
 )
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from mcp import Client
+    from mcp.client import Transport
+    from mcp.shared.message import SessionMessage
     from mcp.types import CallToolResult, ImageContent
 
 _CONNECTION_CLOSED = -32000
@@ -139,6 +143,9 @@ class McpConnection:
         self.tools: list[Tool] = []
         self._client: Client | None = None
         self._closing = asyncio.Event()
+        """Set by `close`, and when the server's process closes its output, as by ending."""
+        self._said = ""
+        """The end of what the server's process wrote to stderr; known when the connection ended."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._task = asyncio.create_task(self._hold())
@@ -192,7 +199,7 @@ class McpConnection:
         except MCPError as error:
             if error.code != _CONNECTION_CLOSED:
                 raise ToolError(error.message) from None
-            self._closing.set()
+            await self.close()
             raise self._gone(error.message) from None
         parts = _parts_of(result)
         if result.is_error:
@@ -202,20 +209,22 @@ class McpConnection:
         return "\n".join(map(_named, parts))
 
     async def _hold(self) -> None:
-        """Open the connection, set `tools` and `_client`, and hold it open until `close`."""
+        """Open the connection, set `tools` and `_client`, and hold it open until `_closing`."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             try:
                 async with asyncio.timeout(self.server.startup_timeout_s) as startup:
-                    async with _connected(self.server, log) as client:
+                    async with _connected(self.server, log, self._closing) as client:
                         self.tools = await self._list_tools(client)
                         startup.reschedule(None)
                         self._client = client
                         self._ready.set_result(None)
                         await self._closing.wait()
             except Exception as error:  # noqa: BLE001 - raised again by the code that awaits `_ready`
+                self._said = _tail_of(log)
                 if not self._ready.done():
-                    self._ready.set_exception(self._not_started(error, log))
+                    self._ready.set_exception(self._not_started(error))
             finally:
+                self._said = _tail_of(log)
                 self._client = None
 
     async def _list_tools(self, client: "Client") -> list[Tool]:
@@ -252,19 +261,19 @@ class McpConnection:
     def _gone(self, reason: str) -> ProcessDiedError:
         return ProcessDiedError(
             f"{self.server.origin} is gone ({reason}); the next rollout connects again. Find out "
-            "why the server ended or closes its connections"
+            "why the server ended or closes its connections" + self._output()
         )
 
-    def _not_started(self, error: Exception, log: IO[str]) -> Exception:
+    def _output(self) -> str:
+        return f". Its output:\n{self._said}" if self._said else ""
+
+    def _not_started(self, error: Exception) -> Exception:
         if isinstance(error, ConfigError | EnvironmentLoadError):
             return error
-        log.seek(0)
-        said = log.read()[-_LOG_TAIL:].strip()
         reason = _reason(error, self.server.startup_timeout_s)
         advice = "check the address" if self.server.url else "try the command in a shell"
         return EnvironmentLoadError(
-            f"{self.server.origin} did not list its tools: {reason}; {advice}"
-            + (f". Its output:\n{said}" if said else "")
+            f"{self.server.origin} did not list its tools: {reason}; {advice}{self._output()}"
         )
 
 
@@ -277,8 +286,61 @@ def _require_package() -> None:
         raise EnvironmentLoadError(f"MCP servers need version 2 of the package mcp: {_HINT}")
 
 
+def _tail_of(log: IO[str]) -> str:
+    log.seek(0)
+    return log.read()[-_LOG_TAIL:].strip()
+
+
+class _WatchedStream:
+    """The messages of a server; tells by an event that there will be no more."""
+
+    def __init__(self, stream: Any, ended: asyncio.Event) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    def __aiter__(self) -> "_WatchedStream":
+        return self
+
+    async def __anext__(self) -> "SessionMessage | Exception":
+        try:
+            return await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._ended.set()
+            raise
+
+    async def receive(self) -> "SessionMessage | Exception":
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> "_WatchedStream":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: "TracebackType | None",
+    ) -> bool | None:
+        return await self._stream.__aexit__(exc_type, exc_val, exc_tb)
+
+
 @asynccontextmanager
-async def _connected(server: McpServer, log: IO[str]) -> "AsyncGenerator[Client, None]":
+async def _watched(
+    transport: "Transport", ended: asyncio.Event
+) -> "AsyncGenerator[tuple[_WatchedStream, Any], None]":
+    """Open `transport`, and set `ended` when the server sends no more."""
+    async with transport as (received, sent):
+        yield _WatchedStream(received, ended), sent
+
+
+@asynccontextmanager
+async def _connected(
+    server: McpServer, log: IO[str], ended: asyncio.Event
+) -> "AsyncGenerator[Client, None]":
+    """Connect to a server; `ended` is set when the process of its `command` is gone."""
     import httpx2
     from mcp import Client, StdioServerParameters, stdio_client
     from mcp.client.streamable_http import streamable_http_client
@@ -300,7 +362,8 @@ async def _connected(server: McpServer, log: IO[str]) -> "AsyncGenerator[Client,
         program, *arguments = server.command
         environ = dict(server.environ)
         parameters = StdioServerParameters(command=program, args=arguments, env=environ)
-        async with Client(stdio_client(parameters, errlog=cast(TextIO, log))) as client:
+        transport = stdio_client(parameters, errlog=cast(TextIO, log))
+        async with Client(_watched(transport, ended)) as client:
             yield client
 
 
