@@ -337,6 +337,13 @@ async def test_limits_of_the_agent_are_outcomes_and_others_are_failures(tmp_path
         if len(policy.asked) == 2:
             break  # The first command has ended, however busy this machine is.
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TIMEOUT, 1.0), rollout.error
+    assert rollout.tags["time_limit"] == f"agent_timeout_s = {limit_s:g} s"
+    environment = opened(tmp_path)
+    [step] = environment.tasks["agent"].steps
+    assert (environment._agent_s(step), environment._agent_limit(step)) == (
+        30.0,
+        "agent.timeout_sec",
+    )
     async with playing(opened(tmp_path)) as play:
         for index, said in ((1, "did not end by itself"), (2, "failed 2 times"), (3, "`false`")):
             rollout, _ = await play("done", index=index)

@@ -121,6 +121,12 @@ async def test_a_program_that_takes_too_long_is_ended_and_scored_as_it_stands():
     assert rollout.stop_reason is StopReason.TIMEOUT
     assert rollout.tags["agent_ended"] == "timeout"
     assert nothing_is_left()
+    # One that has asked nothing fails, and the reason names the limit that was reached.
+    slow = changed(harness=CommandHarness(argv=("sleep", "600")))
+    async with playing(slow(AgentConfig(agent_timeout_s=0.5))) as play:
+        rollout, _ = await play(deadline_s=600.0)
+    assert (rollout.status, rollout.stop_reason) == (RolloutStatus.FAILED, StopReason.TIMEOUT)
+    assert "after agent_timeout_s = 0.5 s before it asked" in rollout.error
 
 
 async def test_a_program_that_breaks_after_an_answer_is_scored():

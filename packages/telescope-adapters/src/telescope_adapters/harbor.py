@@ -220,6 +220,7 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 **({} if ready is None else ready.proxy),
             },
             timeout_s=self._agent_s(task.steps[index]),
+            timeout_name=self._agent_limit(task.steps[index]),
             opens_endpoint=self.config.sandbox in ("local", "docker"),
             mcp_servers={one.name: one.entry() for one in task.image.table.mcp_servers},
         )
@@ -355,10 +356,16 @@ class HarborEnvironment(AdaptedEnvironment, AgentEnvironment):
                 )
         return found
 
+    def _agent_limit(self, step: HarborStep) -> Literal["agent_timeout_s", "agent.timeout_sec"]:
+        """Return the name of the agent's time limit: a setting, or what the task says."""
+        is_set = "agent_timeout_s" in cast(HarborConfig, self.config).model_fields_set
+        return "agent_timeout_s" if is_set or step.agent_s is None else "agent.timeout_sec"
+
     def _agent_s(self, step: HarborStep) -> float:
-        settings = cast(HarborConfig, self.config)
-        is_set = "agent_timeout_s" in settings.model_fields_set
-        return settings.agent_timeout_s if is_set or step.agent_s is None else step.agent_s
+        own = step.agent_s
+        if own is None or self._agent_limit(step) == "agent_timeout_s":
+            return cast(HarborConfig, self.config).agent_timeout_s
+        return own
 
     def _spec(
         self, task: HarborTask, sandbox: TaskImage | None = None, *, image: str | None = None

@@ -55,7 +55,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The environment's turn limit was reached."""
     TIMEOUT = "timeout"
-    """The rollout's deadline passed."""
+    """The rollout's deadline passed, or a time limit of its program, such as `agent_timeout_s`."""
     ERROR = "error"
     """An error was raised; it is in `Rollout.error`."""
     CANCELLED = "cancelled"

@@ -151,7 +151,7 @@ def counts_of(result: EvalResult) -> list[Count]:
     cut = {
         StopReason.CONTEXT_LENGTH: "ended by the model's context",
         StopReason.MAX_TURNS: "ended by the limit of turns",
-        StopReason.TIMEOUT: "ended by the deadline",
+        StopReason.TIMEOUT: "ended by a time limit",
     }
     num_missing = result.num_rollouts - result.num_scored - result.num_failed
     counts = [

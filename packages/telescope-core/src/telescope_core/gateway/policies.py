@@ -443,7 +443,7 @@ def canceled_attempt(
 
 
 def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
-    """Return a rollout that reached its deadline; failed if a missing answer may be the reason."""
+    """Return a rollout that a time limit ended; failed if a missing answer may be the reason."""
     recorder = policy.recorder
     if isinstance(recorder.failure, EndpointLostError):
         # No limit of the rollout's, so it is to be played again.
@@ -455,7 +455,11 @@ def _timed_out(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
     elif recorder.failure is not None:
         why = f" after a request to the model had failed: {recorder.failure}"
     if rollout.status is RolloutStatus.KEPT and (why or policy.trouble):
-        error = f"TimeoutError: the rollout exceeded its deadline{why}"
+        limit = rollout.tags.get("time_limit")
+        ended = "a time limit ended the rollout"
+        if limit is not None:
+            ended = f"its program was ended after {limit}"
+        error = f"TimeoutError: {ended}{why}"
         rollout = as_failed(rollout, error, StopReason.TIMEOUT)
     error, trouble = rollout.error, policy.trouble
     if error is None:

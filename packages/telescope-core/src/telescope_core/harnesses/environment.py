@@ -62,6 +62,8 @@ class AgentPlace:
     """Environment variables of the program, besides those of its harness."""
     timeout_s: float
     """Seconds after which the program is ended; its result up to then is scored."""
+    timeout_name: str = "agent_timeout_s"
+    """The setting that `timeout_s` is from, for messages."""
     opens_endpoint: bool
     """Whether the endpoint must be opened to the sandbox, because it has no other network."""
     mcp_servers: Mapping[str, Mapping[str, object]] = field(
@@ -152,6 +154,7 @@ class AgentEnvironment(Environment):
         A rollout may run it several times. Raises SandboxError when the provider fails.
         """
         box, place = await self.sandbox(episode), self.place(episode)
+        episode.tags.pop("time_limit", None)
         endpoint = episode.endpoint
         async with opened_to(box, place, endpoint.base_url) as base_url:
             program = self._harness.program(
@@ -178,9 +181,12 @@ class AgentEnvironment(Environment):
                 folder=place.folder,
             )
         _record(episode, done)
+        is_late = done.stop is StopCause.TIMEOUT
+        if is_late:
+            episode.tags["time_limit"] = f"{place.timeout_name} = {place.timeout_s:g} s"
         answer = await self._answer(box, program, done)
         episode.add(Message(role="assistant", content=answer))
-        return StopReason.TIMEOUT if done.stop is StopCause.TIMEOUT else StopReason.COMPLETED
+        return StopReason.TIMEOUT if is_late else StopReason.COMPLETED
 
     @cleanup
     async def give_back_sandbox(self, episode: Episode[Any]) -> None:
