@@ -1,9 +1,11 @@
 """What each strategy makes of a history, and which options the harness takes."""
 
+import json
+
 import pytest
 
 from telescope_core.errors import ConfigError, UnknownNameError
-from telescope_core.harnesses import open_harness
+from telescope_core.harnesses import AgentTask, open_harness
 from telescope_core.harnesses.compaction_program import (
     DELEGATE,
     LEFT_OUT,
@@ -12,6 +14,7 @@ from telescope_core.harnesses.compaction_program import (
     SUMMARY,
     Agents,
     compacted,
+    main,
 )
 
 
@@ -108,3 +111,15 @@ def test_a_call_that_cannot_be_read_is_answered_with_the_right_form(name, argume
     # As the model writes calls, and not as Python shows them.
     assert 'shell with the arguments {"command": "..."}' in told["content"]
     assert told["content"].endswith(f"got {name} with the arguments {arguments}")
+
+
+def test_a_program_that_has_no_turns_left_tells_it_by_its_exit_code(tmp_path):
+    task = AgentTask(text="t", base_url="", api_key="", model="m", python="python3", max_turns=0)
+    program = open_harness("shell-agent").program(task)
+    asked = json.loads(program.files["/tmp/agent/task.json"])
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps({**asked, "answer_file": str(tmp_path / "answer")}))
+    with pytest.raises(SystemExit) as ended:
+        main(str(path))
+    assert ended.value.code == program.max_turns_exit_code
+    assert not (tmp_path / "answer").exists()

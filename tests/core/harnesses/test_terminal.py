@@ -138,3 +138,4 @@ async def test_its_turns_are_counted_and_an_ended_shell_begins_anew():
     assert rollout.status is RolloutStatus.KEPT, rollout.error
     assert "the shell has ended" in policy.asked[1]
     assert (len(policy.asked), rollout.completion_text) == (2, "")
+    assert rollout.stop_reason is StopReason.MAX_TURNS

@@ -53,7 +53,7 @@ class StopReason(StrEnum):
     CONTEXT_LENGTH = "context_length"
     """The conversation left no room in the model's context for another turn."""
     MAX_TURNS = "max_turns"
-    """The environment's turn limit was reached."""
+    """The turn limit of the environment, or of an agent program that tells it, was reached."""
     TIMEOUT = "timeout"
     """The rollout's deadline passed, or a time limit of its program, such as `agent_timeout_s`."""
     ERROR = "error"

@@ -9,6 +9,8 @@ from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentT
 
 _PLACES = ("{task}", "{base_url}", "{api_key}", "{model}", "{max_turns}", "{mcp_config}")
 _MCP_CONFIG = f"{AGENT_FOLDER}/mcp.json"
+_MAX_TURNS_EXIT_CODE = 20
+"""No code of Python, a shell or a signal."""
 
 
 class CommandHarness:
@@ -99,6 +101,7 @@ class OwnProgram:
             "model": task.model,
             "max_turns": task.max_turns,
             "answer_file": answer_file,
+            "max_turns_exit_code": _MAX_TURNS_EXIT_CODE,
         }
         return AgentProgram(
             argv=(task.python, "-I", program, asked),
@@ -108,6 +111,7 @@ class OwnProgram:
                 asked: json.dumps(given),
             },
             answer_file=answer_file,
+            max_turns_exit_code=_MAX_TURNS_EXIT_CODE,
         )
 
     def answer(self, written: str) -> str:

@@ -206,8 +206,9 @@ def main(path: str) -> None:
     asked = json.loads(Path(path).read_text(encoding="utf-8"))
     tools = [SHELL, DELEGATE] if asked["sub_agents"] else [SHELL]
     answer = Agents(asked).answer(asked["instructions"], asked["task"], tools)
-    if answer is not None:
-        Path(asked["answer_file"]).write_text(answer, encoding="utf-8")
+    if answer is None:
+        sys.exit(asked["max_turns_exit_code"])
+    Path(asked["answer_file"]).write_text(answer, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -186,7 +186,10 @@ class AgentEnvironment(Environment):
             episode.tags["time_limit"] = f"{place.timeout_name} = {place.timeout_s:g} s"
         answer = await self._answer(box, program, done)
         episode.add(Message(role="assistant", content=answer))
-        return StopReason.TIMEOUT if is_late else StopReason.COMPLETED
+        if is_late:
+            return StopReason.TIMEOUT
+        is_cut = done.stop is StopCause.EXITED and done.exit_code == program.max_turns_exit_code
+        return StopReason.MAX_TURNS if is_cut else StopReason.COMPLETED
 
     @cleanup
     async def give_back_sandbox(self, episode: Episode[Any]) -> None:

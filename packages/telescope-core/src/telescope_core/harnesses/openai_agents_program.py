@@ -73,8 +73,9 @@ def main(path):
     """Carry out the task in the file at `path`, and write the answer to the file named there."""
     asked = json.loads(Path(path).read_text(encoding="utf-8"))
     answer = asyncio.run(answer_of(asked))
-    if answer is not None:
-        Path(asked["answer_file"]).write_text(answer, encoding="utf-8")
+    if answer is None:
+        sys.exit(asked["max_turns_exit_code"])
+    Path(asked["answer_file"]).write_text(answer, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ class AgentProgram:
     """Path in the sandbox -> text that is written there before the program starts."""
     answer_file: str = ""
     """File in which the program leaves its answer; empty = its standard output is the answer."""
+    max_turns_exit_code: int | None = None
+    """Exit code by which the program tells that `max_turns` ended it; None = it does not tell."""
 
 
 class Harness(Protocol):

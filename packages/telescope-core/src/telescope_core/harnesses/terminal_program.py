@@ -377,6 +377,7 @@ def main(path: str) -> None:
         messages.append({"role": "user", "content": f"{shown}\n[{terminal.state()}]"})
         if not terminal.is_open:
             terminal = Terminal()
+    sys.exit(asked["max_turns_exit_code"])
 
 
 if __name__ == "__main__":
