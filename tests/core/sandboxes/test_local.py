@@ -66,6 +66,25 @@ async def test_a_command_that_is_cancelled_ends_and_the_sandbox_goes_on(box):
     await until_sleeping(length, 0)
 
 
+@pytest.mark.parametrize(("odd", "said"), [("a\0b", "NUL"), ("a\ud800b", "surrogate")])
+async def test_text_that_the_system_cannot_take_is_refused_in_one_line(box, odd, said):
+    commands = [
+        (["echo", odd], None, None),
+        ([odd], None, None),
+        (["echo"], {"A": odd}, None),
+        (["python3", "-c", ""], None, odd),
+    ]
+    for argv, environment, folder in commands:
+        done = await box.run(argv, environment=environment, folder=folder)
+        assert (done.exit_code, done.text) == (126, "")
+        assert done.error_text.count("\n") == 1
+        assert said in done.error_text
+    for asked in (box.read(odd), box.write(odd, b"")):
+        with pytest.raises(SandboxFileError, match=said):
+            await asked
+    assert (await box.run(["echo", "on"])).text == "on\n"
+
+
 async def test_it_is_found_by_its_name():
     found = open_provider("local")
     assert isinstance(found, LocalProvider)

@@ -127,9 +127,18 @@ def _become(request, descriptors, rules, limits):
             return Program(argv[2], ["-c", *argv[3:]])
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
         os.execvpe(argv[0], argv, environment)
-    except OSError as error:
-        os.write(2, f"{request['argv'][0]}: {error.strerror or error}\n".encode())
-        os._exit(126 if error.errno == errno.EACCES else 127)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{request['argv'][0]}: {_said(error)}\n".encode(errors="replace"))
+        os._exit(127 if isinstance(error, OSError) and error.errno != errno.EACCES else 126)
+
+
+def _said(error):
+    """Return one line about a request that the system, or Python before it, has refused."""
+    if isinstance(error, UnicodeError):
+        return "text with half of a surrogate pair"
+    if isinstance(error, ValueError):
+        return "text with a NUL character" if "null" in str(error) else str(error)
+    return error.strerror or str(error)
 
 
 def _end_all():
@@ -303,8 +312,8 @@ def serve(descriptor, max_processes, max_file_bytes, max_address_bytes, time_to_
         elif request["op"] != "kill":
             try:
                 data, kind = _file_request(request), b"d"
-            except OSError as error:
-                data, kind = str(error.strerror or error).encode(), b"e"
+            except (OSError, ValueError) as error:
+                data, kind = _said(error).encode(), b"e"
             _answer(connection, kind, data)
 
 
