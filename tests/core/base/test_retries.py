@@ -83,12 +83,20 @@ async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
     assert (await play_with_attempts(play)).reward == 1.0
 
 
-@pytest.mark.parametrize("kind", [EndpointAccessError, TemplateLossError, UnplayableError])
-async def test_a_failure_of_all_is_final_at_once_and_raised_with_its_cause(kind):
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        (EndpointAccessError, "here"),
+        (TemplateLossError, "here"),
+        # It may be of one example alone, such as one task of a folder.
+        (UnplayableError, "here, example 'x'"),
+    ],
+)
+async def test_a_failure_of_all_is_final_at_once_and_raised_with_its_cause(kind, where):
     play, asked = script(ended(f"{kind.__name__}: no: never"), SCORED)
     final = await play_with_attempts(play)
     assert asked == [1]
-    with pytest.raises(kind, match=r"^here: no: never$"):
+    with pytest.raises(kind, match=rf"^{where}: no: never$"):
         require_others(final, "here")
     require_others(BROKEN, "here")
     require_others(SCORED, "here")

@@ -107,7 +107,11 @@ def require_others(rollout: Rollout, where: str) -> None:
     """Raise the error of a rollout for which `ends_all` is true; `where` begins the message."""
     if ends_all(rollout):
         kind, _, cause = (rollout.error or "").partition(": ")
-        raise _ENDS_ALL[rollout.status_reason](f"{where}: {cause or kind}")
+        error = _ENDS_ALL[rollout.status_reason]
+        if error is UnplayableError and rollout.example_id:
+            # It may be the only one of a folder of tasks.
+            where += f", example {rollout.example_id!r}"
+        raise error(f"{where}: {cause or kind}")
 
 
 def is_too_long(error: Exception) -> bool:

@@ -26,7 +26,7 @@ from telescope_core.gateway import canceled_attempt
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
 
 _ATTEMPT = "/attempt-"
-_ALL_END = "eval stopped, as no rollout can succeed"
+_ALL_END = "eval stopped, as another attempt would end the same way"
 
 
 class EvalStoppedError(TooManyFailedError):
@@ -55,7 +55,8 @@ async def run_eval(
     at the end of an eval that is cut short with those that it leaves without a final row. `done`
     are rows of an earlier, interrupted or smaller run of the same eval, which are not played again.
     Failed rollouts are counted separately. Raises EvalStoppedError, with the result so far, after
-    `max_failures_in_a_row` of them, and another TelescopeError if no rollout can succeed.
+    `max_failures_in_a_row` of them, and another TelescopeError after a failure that
+    another attempt would not change.
     """
     started_s = time.monotonic()
     description = await environment.describe()
