@@ -221,8 +221,18 @@ class McpConnection:
                         await self._closing.wait()
             except Exception as error:  # noqa: BLE001 - raised again by the code that awaits `_ready`
                 self._said = _tail_of(log)
+                failure = error
+                if not isinstance(error, ConfigError | EnvironmentLoadError):
+                    reason = _reason(error, self.server.startup_timeout_s)
+                    advice = (
+                        "check the address" if self.server.url else "try the command in a shell"
+                    )
+                    failure = EnvironmentLoadError(
+                        f"{self.server.origin} did not list its tools: {reason}; {advice}"
+                        f"{self._output()}"
+                    )
                 if not self._ready.done():
-                    self._ready.set_exception(self._not_started(error))
+                    self._ready.set_exception(failure)
             finally:
                 self._said = _tail_of(log)
                 self._client = None
@@ -266,15 +276,6 @@ class McpConnection:
 
     def _output(self) -> str:
         return f". Its output:\n{self._said}" if self._said else ""
-
-    def _not_started(self, error: Exception) -> Exception:
-        if isinstance(error, ConfigError | EnvironmentLoadError):
-            return error
-        reason = _reason(error, self.server.startup_timeout_s)
-        advice = "check the address" if self.server.url else "try the command in a shell"
-        return EnvironmentLoadError(
-            f"{self.server.origin} did not list its tools: {reason}; {advice}{self._output()}"
-        )
 
 
 def _require_package() -> None:
