@@ -1,5 +1,7 @@
 """Learning from conversations: each turn once, behind what the template shows before it."""
 
+from copy import copy
+
 import pytest
 from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
 from tests.train.chat.templates.play import SCENARIOS, play
@@ -7,6 +9,7 @@ from tests.train.chat.templates.play import SCENARIOS, play
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message, ToolCall
 from telescope_train.chat.supervised import render_conversations
+from telescope_train.chat.template import read_chat_template
 
 REFUSED = (
     "DeepSeek-R1",
@@ -111,6 +114,37 @@ def test_a_turn_with_the_text_of_an_end_token_is_refused_by_name(said):
         render_conversations(tokenizer, chats, labels=["row 1", "row 2"])
     ((sample,),) = render_conversations(tokenizer, chats[:1])
     assert tokenizer.decode(sample.token_ids[sample.mask]).endswith("4<|im_end|>")
+
+
+@pytest.mark.parametrize("said", [{"reasoning": "one and one"}, {"content": "<think>a b</think>4"}])
+@pytest.mark.parametrize("content", ["4", ""])
+def test_thinking_that_the_template_leaves_out_is_refused_by_name(said, content):
+    """Also in a turn that is not the last one; it is no loss where the turn is not learned."""
+    tokenizer = copy(ALL_BY_NAME["Qwen2.5"].tokenizer())
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "message.content", "message.content.split('</think>')[-1]"
+    )
+    asked, fine = Message(role="user", content="a"), Message(role="assistant", content="4")
+    thought = Message(role="assistant", **{"content": content, **said})
+    chat = [asked, thought, asked, fine]
+    with pytest.raises(ConfigError, match=r"row 1: .* leaves out the thinking of message 1.*keeps"):
+        render_conversations(tokenizer, [chat], labels=["row 1"])
+    assert render_conversations(tokenizer, [chat], learnt=[[3]])
+    tokenizer.chat_template = read_chat_template("chatml-keeps-thinking")
+    ((sample,),) = render_conversations(tokenizer, [chat])
+    kept = thought.reasoning or "a b"
+    assert kept in tokenizer.decode(sample.token_ids[sample.mask])
+
+
+def test_text_that_the_template_leaves_out_is_refused():
+    tokenizer = copy(ALL_BY_NAME["Qwen2.5"].tokenizer())
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "message.content", "message.content.split('##')[-1]"
+    )
+    asked = Message(role="user", content="a")
+    said = Message(role="assistant", content="steps ## 4")
+    with pytest.raises(ConfigError, match="leaves out the text of message 1"):
+        render_conversations(tokenizer, [[asked, said]])
 
 
 @pytest.mark.parametrize("name", ["Mistral v3", "Gemma 3"])

@@ -17,6 +17,8 @@ from telescope_train.chat.message_form import REFUSALS, message_form
 from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
 
+_SHOWS_ALL = "chatml-keeps-thinking"
+"""Shipped template that shows all of a turn."""
 _SHOWN = 30
 """Characters on each side of an end token that an error shows."""
 
@@ -64,8 +66,8 @@ def render_conversations(
     those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
     in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
-    Raises ConfigError if the template leaves out tools, the calls of a turn, or the text beside
-    them, or refuses a conversation, and for a turn that has the text of an end token.
+    Raises ConfigError if the template leaves out tools, or the thinking, text or calls of a turn to
+    learn, or refuses a conversation, and for a turn that has the text of an end token.
     """
     special = _special_tokens(tokenizer, end_ids)
     turns = [
@@ -95,8 +97,9 @@ def render_conversations(
         if (lost := _left_out(conversations[number][end], text)) is not None:
             raise ConfigError(
                 f"{named[number]}: the model's chat template leaves out {lost} of message {end}, "
-                f"so the model would learn {text!r:.80}; set chat_template to a template that "
-                "shows calls and the text beside them, or remove the row"
+                f"so the model would learn {text!r:.80}; set chat_template to "
+                f"{_SHOWS_ALL!r} or another template that shows thinking, text and calls of a "
+                "turn, or remove the row"
             )
     assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)
@@ -143,11 +146,15 @@ def _require_one_end(message: Mapping[str, Any], special: SpecialTokens, where: 
 
 
 def _left_out(message: Message, learnt: str) -> str | None:
-    """Return what of a turn with calls does not stand in its learned text; None if all does."""
+    """Return what of a turn does not stand in its learned text; None if all does."""
     # Templates may write the thinking in a content anew.
-    content = message.content.rpartition("</think>")[2].strip()
-    if message.tool_calls and content not in learnt:
-        return "the text beside the tool calls"
+    before, _, content = message.content.rpartition("</think>")
+    content = content.strip()
+    for thinking in (message.reasoning, before.rpartition("<think>")[2]):
+        if thinking.strip() not in learnt:
+            return "the thinking"
+    if content not in learnt:
+        return "the text beside the tool calls" if message.tool_calls else "the text"
     for name, num_calls in Counter(call.name for call in message.tool_calls).items():
         if learnt.count(name) < num_calls + content.count(name):
             return f"a call of {name!r}"
