@@ -1,13 +1,22 @@
 """What an eval is sampled with, and what it tells of the examples that it has played."""
 
-from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from telescope_core import ConfigError, Example, ListSource, SingleTurnEnvironment, Split, reward
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Message, Sampling
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.evals.beside import LiveEvals, eval_settings
+from telescope_train.evals.num_examples import check_num_examples
+from telescope_train.observability.terminal import LiveView
 from telescope_train.plan.load import load_train_config
+from telescope_train.resources import open_renderer
+from telescope_train.rollouts.environments import OpenedEnvironments
 from telescope_train.rollouts.held_out import question_of
 
 
@@ -23,7 +32,7 @@ def config() -> TrainConfig:
 
 def sampling_of(**fields) -> Sampling:
     entry = EvalEntry(name="math-reasoning", eval_every=1, **fields)
-    return eval_settings(entry, config(), concurrency=4).sampling
+    return eval_settings(entry, config(), num_examples=4, concurrency=4).sampling
 
 
 def test_an_eval_may_shape_its_distribution_in_any_way():
@@ -68,3 +77,55 @@ async def test_what_was_asked_is_known_whatever_its_ids_are(tmp_path):
         return question_of(said, 1, {"answer": answer})
 
     assert live.questions == {asked("1 + 1?", "2"), asked("2 + 1?", "3")}
+
+
+class TrainOnly(Sums):
+    def splits(self):
+        return (Split.TRAIN,)
+
+
+@pytest.mark.parametrize(
+    ("environment", "fields", "problem"),
+    [
+        (Sums, {"num_samples": 4}, r"evals\[1\] \(sums\): num_samples is 4.* 3 examples"),
+        (Sums, {"num_samples": 3}, None),
+        (TrainOnly, {}, r"evals\[1\] \(sums\): .* no eval split, only train"),
+        (TrainOnly, {"separate_eval_samples": True, "num_samples": 9}, "at most 3"),
+    ],
+)
+async def test_an_eval_of_more_examples_than_there_are_is_refused(environment, fields, problem):
+    fine = EvalEntry(name="fine", eval_every=1, num_samples=3)
+    entry = EvalEntry(name="sums", eval_every=1, **fields)
+    environments = {
+        "fine": InProcessEnvironment(Sums(), name="fine"),
+        "sums": InProcessEnvironment(environment(), name="sums"),
+    }
+    if problem is None:
+        assert await check_num_examples([fine, entry], environments) == []
+        return
+    settings = config()
+    settings = settings.model_copy(
+        update={"evals": settings.evals.model_copy(update={"evals": (fine, entry)})}
+    )
+    opened = OpenedEnvironments(
+        training={}, evals=environments, clients=tuple(environments.values())
+    )
+    prepared = SimpleNamespace(config=settings, environments=SimpleNamespace(opened=opened))
+    with pytest.raises(ConfigError, match=problem):
+        # The first thing that a run opens, before its servers.
+        await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
+
+
+async def test_an_eval_without_a_number_of_examples_plays_what_there_is(tmp_path):
+    entry = EvalEntry(name="sums", eval_every=1, rollouts=1)
+    environments = {"sums": InProcessEnvironment(Sums(), name="sums")}
+    (note,) = await check_num_examples([entry], environments)
+    assert "evals[0] (sums): plays all 3 examples" in note
+    live = LiveEvals(
+        config=config(),
+        environments=environments,
+        policies=ScriptedClient(["2"]),
+        folder=RunFolder.create(tmp_path / "run", config={}),
+        concurrency=1,
+    )
+    assert (await live.play(entry, "before")).result.num_tasks == 3

@@ -27,6 +27,7 @@ from telescope_train.cluster.supervision import cancel
 from telescope_train.cluster_session import ClusterSession
 from telescope_train.config.inference_section import AUTO_TRANSPORT
 from telescope_train.config.schema import TrainConfig
+from telescope_train.evals.num_examples import check_num_examples
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
 from telescope_train.inference.fleet import ServerGroup, ServerPorts, server_settings
@@ -108,11 +109,14 @@ class Resources:
 async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
     """Load tokenizer and chat template; show and record its effects on sampled turns.
 
-    Raises ConfigError if it cannot write what an environment needs, such as tools.
+    Raises ConfigError if it cannot write what an environment needs, such as tools, or if an eval
+    asks for more examples than there are.
     """
     config = prepared.config
     opened = prepared.environments.opened
     described = await asyncio.gather(*(one.describe() for one in opened.clients))
+    for note in await check_num_examples(config.evals.evals, opened.evals):
+        view.note(note)
     renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)

@@ -26,6 +26,9 @@ from telescope_train.config.trainer_section import MegatronSection, TrainerSecti
 Strategy: TypeAlias = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 """Nodes for processes of a kind: few, many, one for all, or a separate one for each."""
 
+EVAL_SAMPLES = 64
+"""Most examples of an eval that does not say how many it plays."""
+
 
 def _plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -214,8 +217,8 @@ class EvalEntry(Section):
     `[[environments]]`."""
     eval_every: Index = 0
     """Steps between evaluations during training; 0 = none."""
-    num_samples: Count = 64
-    """Number of held-out examples."""
+    num_samples: Count | None = None
+    """Number of held-out examples; null = 64, or all if there are fewer."""
     separate_eval_samples: bool = False
     """Keep these examples, by their ids, out of training; if the environment has no eval split,
     they are its first training examples."""

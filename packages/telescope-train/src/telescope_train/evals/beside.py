@@ -39,7 +39,7 @@ from telescope_train.config.eval_folders import (
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.evals.servers import EvalServers
 from telescope_train.observability.eval_numbers import eval_numbers
-from telescope_train.rollouts.held_out import eval_split, question_of
+from telescope_train.rollouts.held_out import eval_split, num_played, question_of
 from telescope_train.weights.publish import WeightPublisher
 
 
@@ -80,11 +80,13 @@ class LiveEvals:
     async def play(self, entry: EvalEntry, tag: str, *, num_servers: int = 1) -> PlayedEval:
         """Play one eval on the given number of servers; removes the files of an interrupted one."""
         description = await self.environments[entry.name].describe()
+        split = eval_split(entry, description)
         settings = eval_settings(
             entry,
             self.config,
+            num_examples=num_played(entry, description.num_examples.get(split)),
             concurrency=self.concurrency * num_servers,
-            split=eval_split(entry, description),
+            split=split,
         )
         path = eval_path(self.folder, entry, tag)
         if path.exists() and not read_results([path]).results:
@@ -120,11 +122,16 @@ class LiveEvals:
 
 
 def eval_settings(
-    entry: EvalEntry, config: TrainConfig, *, concurrency: int, split: Split = Split.EVAL
+    entry: EvalEntry,
+    config: TrainConfig,
+    *,
+    num_examples: int,
+    concurrency: int,
+    split: Split = Split.EVAL,
 ) -> EvalSettings:
     """Return the settings of the eval `entry`, completed from `[rollout]`."""
     return EvalSettings(
-        num_examples=entry.num_samples,
+        num_examples=num_examples,
         rollouts=entry.rollouts,
         ks=entry.pass_k,
         sampling=Sampling(

@@ -16,7 +16,7 @@ from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.config.fields import was_set
 from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.run_folder import run_folder
-from telescope_train.config.schema import EvalEntry, TrainConfig
+from telescope_train.config.schema import EVAL_SAMPLES, EvalEntry, TrainConfig
 from telescope_train.models.facts import ModelFacts
 from telescope_train.models.recomputed_layers import LayerBytes, fewest_recomputed, kept_bytes
 from telescope_train.models.served_adapter import served_adapter
@@ -283,7 +283,7 @@ def _eval_plan(config: TrainConfig, entry: EvalEntry) -> EvalPlan:
     return EvalPlan(
         name=entry.name,
         when=", ".join(time for time in times if time),
-        num_rollouts=entry.num_samples * entry.rollouts,
+        num_rollouts=(entry.num_samples or EVAL_SAMPLES) * entry.rollouts,
     )
 
 

@@ -15,7 +15,7 @@ from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.types import EnvironmentDescription, Group, Message, Split
 from telescope_core.records.rows import turns_in
-from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
+from telescope_train.config.schema import EVAL_SAMPLES, EnvironmentEntry, EvalEntry, TrainConfig
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 from telescope_train.rollouts.prefetch import Prefetch
 
@@ -173,7 +173,7 @@ async def hold_out(
                 client = evals[eval_entry.name]
                 description = await client.describe()
                 split = eval_split(eval_entry, description)
-                played = range(_num_played(eval_entry, description.num_examples[split]))
+                played = range(num_played(eval_entry, description.num_examples[split]))
                 ids.update(await _ids(client, split, played))
                 if split is Split.TRAIN and eval_entry.env == entry.env:
                     indices.update(played)
@@ -222,8 +222,10 @@ def _in_both(
     )
 
 
-def _num_played(entry: EvalEntry, size: int | None) -> int:
-    return entry.num_samples if size is None else min(entry.num_samples, size)
+def num_played(entry: EvalEntry, size: int | None) -> int:
+    """Return how many examples an eval plays of a split of `size`; None = it is endless."""
+    wanted = entry.num_samples or EVAL_SAMPLES
+    return wanted if size is None else min(wanted, size)
 
 
 def held_out_problems(
