@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import socket
 import threading
+from functools import partial
 
 import aiohttp
 import pytest
@@ -17,8 +18,10 @@ from tests.collector import collector, spans_of
 from telescope_core.errors import ConfigError
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall, TimelineSpan
+from telescope_train.config.eval_folders import eval_folder_name, parts_of_folder_name
 from telescope_train.observability import genai_names as names
 from telescope_train.observability import otlp_export
+from telescope_train.observability.calls import CallEnd, Caller, CallLog
 from telescope_train.observability.otlp_export import Forwarding, TraceExport
 from telescope_train.observability.otlp_receiver import OtlpReceiver, Row
 from telescope_train.observability.traces import Traces
@@ -190,6 +193,38 @@ def test_a_collector_gets_the_attempt_with_its_calls_in_one_trace():
     attributes = {one.key: one.value for one in chat.attributes}
     assert attributes["gen_ai.usage.output_tokens"].int_value == 7
     assert attributes["telescope.weight_version"].int_value == 3
+    assert attributes["gen_ai.agent.name"].string_value == "maze"
+
+
+def test_each_eval_of_a_run_has_traces_of_its_own_that_name_it():
+    """Every eval gives its groups the same names; what servers are told agrees with the spans."""
+    traces = Traces.new()
+    evals = [("./maze.py:Maze", "before"), ("./maze.py:Maze", "step-2"), ("words", "before")]
+    told: set[str] = set()
+    with collector() as (endpoint, got):
+        parts = partial(parts_of_folder_name, environments=["./maze.py:Maze", "words"])
+        export = TraceExport(endpoint, traces, run="demo", model="tiny", parts_of_eval=parts)
+        log = CallLog(export.call, traces)
+        for name, tag in evals:
+            caller = Caller(
+                environment=eval_folder_name(name, tag),
+                group_id="eval-000000",
+                index=0,
+                attempt=1,
+                call=1,
+                step=None,
+            )
+            watching = log.watching(caller)
+            told.add(watching.traceparent)
+            end = CallEnd(server=SERVER, version=3, sent_s=1.0, ended_s=2.0, num_prompt_tokens=5)
+            watching.on_end(end)
+        export.close()
+    spans = spans_of(got)
+    assert {f"00-{one.trace_id.hex()}-{one.span_id.hex()}-01" for one in spans} == told
+    assert len({one.trace_id for one in spans}) == len({one.span_id for one in spans}) == 3
+    found = [{one.key: one.value.string_value for one in span.attributes} for span in spans]
+    assert [(one["gen_ai.agent.name"], one["telescope.eval_tag"]) for one in found] == evals
+    assert len({one["gen_ai.conversation.id"] for one in found}) == 3
 
 
 @pytest.mark.slow

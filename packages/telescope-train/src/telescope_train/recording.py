@@ -4,10 +4,12 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from telescope_core.base.secret_names import secret_values
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs, telling_failure
+from telescope_train.config.eval_folders import parts_of_folder_name
 from telescope_train.config.schema import TrainConfig
 from telescope_train.observability.prometheus import PrometheusEndpoint
 from telescope_train.observability.recording import Recording, RecordingSettings, recording
@@ -56,6 +58,10 @@ async def open_recording(
         folder=folder.path,
         run=prepared.config.run.name,
         model=prepared.config.model.model,
+        parts_of_eval=partial(
+            parts_of_folder_name,
+            environments=[one.name for one in prepared.config.evals.evals],
+        ),
         receives_traces=inference.enable_vllm_tracing,
         receiver_host=reached_at,
         receiver_secret=secret,

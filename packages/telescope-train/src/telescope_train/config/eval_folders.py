@@ -22,6 +22,17 @@ def eval_folder_name(environment: str, tag: str) -> str:
     return f"{name}-{tag}"
 
 
+def parts_of_folder_name(folder: str, environments: Sequence[str]) -> tuple[str, str]:
+    """Return the environment and the tag of an eval's folder; the inverse of `eval_folder_name`.
+
+    If it belongs to none of `environments`, the environment is `folder`, and the tag is empty.
+    """
+    for name in sorted(environments, key=len, reverse=True):
+        if folder.startswith(start := eval_folder_name(name, "")):
+            return name, folder.removeprefix(start)
+    return folder, ""
+
+
 def eval_path(folder: RunFolder, entry: EvalEntry, tag: str) -> Path:
     """Return the folder of an eval."""
     return folder.evals_path / eval_folder_name(entry.name, tag)

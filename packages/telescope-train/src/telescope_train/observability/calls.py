@@ -9,7 +9,7 @@ import msgspec
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability.timeline import Clock
-from telescope_train.observability.traces import Traces
+from telescope_train.observability.traces import Traces, traced_group
 
 
 class ServerTiming(msgspec.Struct, frozen=True, array_like=True):
@@ -92,9 +92,8 @@ class CallLog:
         """Return the callbacks that record a model call."""
         traceparent = ""
         if self._traces is not None:
-            traceparent = self._traces.traceparent(
-                caller.group_id, caller.index, caller.attempt, caller.call
-            )
+            group = traced_group(caller.environment, caller.group_id, step=caller.step)
+            traceparent = self._traces.traceparent(group, caller.index, caller.attempt, caller.call)
         return Watching(
             on_sent=on_sent, on_end=partial(self.ended, caller), traceparent=traceparent
         )

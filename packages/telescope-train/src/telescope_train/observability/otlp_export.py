@@ -30,7 +30,7 @@ from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability import genai_names as names
 from telescope_train.observability.timeline import Clock
-from telescope_train.observability.traces import Traces
+from telescope_train.observability.traces import Traces, traced_group
 
 MOST_WAITING = 256
 """Most requests in the queue of `Forwarding`; further ones are dropped."""
@@ -51,18 +51,21 @@ class TraceExport:
         *,
         run: str,
         model: str,
+        parts_of_eval: Callable[[str], tuple[str, str]] = lambda folder: (folder, ""),
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`endpoint`: the whole address, such as `http://localhost:4318/v1/traces`.
 
-        `warn` tells a person that spans of servers are lost; any thread may call it.
+        `parts_of_eval`: returns the environment and the tag of the folder of an eval. `warn` tells
+        a person that spans of servers are lost; any thread may call it.
         """
         self.forwarding = Forwarding(endpoint, warn=warn)
         """Forwards the traces of servers."""
         self._traces = traces
         self._model = model
+        self._parts_of_eval = parts_of_eval
         self._clock = Clock()
-        self._resource = Resource.create({"service.name": "telescope", "telescope.run": run})
+        self._resource = Resource.create({"service.name": "telescope", names.RUN: run})
         self._begun: dict[tuple[str, int, int], float] = {}
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
         self._processor = BatchSpanProcessor(self._exporter)
@@ -100,16 +103,23 @@ class TraceExport:
 
     def call(self, call: ModelCall) -> None:
         """Send the span of a model call that has ended."""
-        key = (call.group_id, call.index, call.attempt)
+        group = traced_group(call.environment, call.group_id, step=call.step)
+        key = (group, call.index, call.attempt)
+        environment, tag = call.environment, ""
+        if call.step is None:
+            environment, tag = self._parts_of_eval(call.environment)
         attributes: dict[str, Any] = {
             names.OPERATION: names.CHAT,
+            names.AGENT_NAME: environment,
             names.PROVIDER: "vllm",
             names.REQUEST_MODEL: self._model,
             names.SERVER_ADDRESS: call.server,
             names.INPUT_TOKENS: call.num_prompt_tokens,
             names.OUTPUT_TOKENS: call.num_completion_tokens,
-            names.CONVERSATION: f"{call.group_id}/{call.index}",
+            names.CONVERSATION: f"{group}/{call.index}",
         }
+        if tag:
+            attributes[names.EVAL_TAG] = tag
         if call.version is not None:
             attributes[names.WEIGHT_VERSION] = call.version
         trace = self._traces.trace_id(*key)

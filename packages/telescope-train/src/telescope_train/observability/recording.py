@@ -47,6 +47,8 @@ class RecordingSettings:
     """Name of the run."""
     model: str
     """Name of the model, for spans."""
+    parts_of_eval: Callable[[str], tuple[str, str]] = lambda folder: (folder, "")
+    """Returns the environment and the tag of the folder of an eval, for spans."""
     receives_traces: bool = False
     """Whether servers send their traces to the driver."""
     receiver_secret: str = field(default="", repr=False)
@@ -112,7 +114,12 @@ async def recording(
         forward: Callable[[bytes], None] = _nowhere
         if settings.export_to is not None:
             export = TraceExport(
-                settings.export_to, traces, run=settings.run, model=settings.model, warn=warn
+                settings.export_to,
+                traces,
+                run=settings.run,
+                model=settings.model,
+                parts_of_eval=settings.parts_of_eval,
+                warn=warn,
             )
             stack.callback(export.close)
             add_call, hear = _both(calls.add, export.call), export.attempt

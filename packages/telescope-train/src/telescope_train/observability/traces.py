@@ -45,5 +45,13 @@ class Traces:
         return trace_id.startswith(self.run)
 
 
+def traced_group(environment: str, group_id: str, *, step: int | None) -> str:
+    """Return the name that the group of a call has in traces, of which each stands for one group.
+
+    Evals, whose `step` is None, name their groups alike; their `environment` is their folder.
+    """
+    return group_id if step is not None else f"{environment}/{group_id}"
+
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
