@@ -227,6 +227,22 @@ def test_each_eval_of_a_run_has_traces_of_its_own_that_name_it():
     assert len({one["gen_ai.conversation.id"] for one in found}) == 3
 
 
+def test_an_exporter_that_has_sent_everything_is_shut_down_once(monkeypatch):
+    """Each further time, its library warns that it is shut down already."""
+    shut: list[None] = []
+    shutdown = otlp_export.OTLPSpanExporter.shutdown
+
+    def counted(exporter) -> None:
+        shut.append(None)
+        shutdown(exporter)
+
+    monkeypatch.setattr(otlp_export.OTLPSpanExporter, "shutdown", counted)
+    monkeypatch.setattr(otlp_export, "_CLOSE_S", DEADLINE_S)
+    with collector() as (endpoint, _):
+        TraceExport(endpoint, Traces.new(), run="demo", model="tiny").close()
+    assert len(shut) == 1
+
+
 @pytest.mark.slow
 def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
     with collector() as (endpoint, _):

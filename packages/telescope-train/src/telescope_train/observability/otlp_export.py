@@ -141,9 +141,10 @@ class TraceExport:
         sending.start()
         self.forwarding.close(within_s=_CLOSE_S)
         sending.join(_CLOSE_S)
-        # A collector that is away is otherwise tried again for a minute.
-        self._exporter.shutdown()
-        sending.join()
+        if sending.is_alive():
+            # A collector that is away is otherwise tried again for a minute.
+            self._exporter.shutdown()
+            sending.join()
 
     def _send(self, *, attributes: dict[str, Any], error: str, **fields: Any) -> None:
         """Send a span with these `fields` of `ReadableSpan`."""
