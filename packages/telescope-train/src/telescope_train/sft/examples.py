@@ -103,7 +103,7 @@ def _messages(row: Any, label: str) -> tuple[tuple[Message, ...], frozenset[int]
     ends = [
         index
         for index, (one, fields) in enumerate(zip(messages, row, strict=True))
-        if one.role == "assistant" and _is_learnt(fields, f"{label}, message {index}")
+        if one.role == "assistant" and _is_learnt(one, fields, f"{label}, message {index}")
     ]
     if not ends:
         raise ConfigError(
@@ -118,8 +118,11 @@ def _messages(row: Any, label: str) -> tuple[tuple[Message, ...], frozenset[int]
     return messages[: ends[-1] + 1], frozenset(ends)
 
 
-def _is_learnt(fields: Mapping[str, Any], where: str) -> bool:
-    """Return whether an assistant message is learned; raises ConfigError for what would be lost."""
+def _is_learnt(message: Message, fields: Mapping[str, Any], where: str) -> bool:
+    """Return whether an assistant message is learned.
+
+    Raises ConfigError for what would be lost, and if there is nothing to learn.
+    """
     for key in _LOST:
         if fields.get(key) not in (None, "", [], {}):
             raise ConfigError(
@@ -133,7 +136,14 @@ def _is_learnt(fields: Mapping[str, Any], where: str) -> bool:
             f"{where}: expected a weight of 0 (not learned) or 1 (learned), got {_shown(weight)}; "
             "turns are learned whole or not at all"
         )
-    return weight != 0
+    if weight == 0:
+        return False
+    if fields.get("content") is None and not message.tool_calls and not message.reasoning:
+        raise ConfigError(
+            f"{where}: has no content, no tool calls and no thinking, so the model would learn to "
+            f"say nothing; write its text under content, give it {_WEIGHT} 0, or remove the row"
+        )
+    return True
 
 
 def _message(fields: Any, label: str) -> Message:
@@ -145,6 +155,11 @@ def _message(fields: Any, label: str) -> Message:
     content = fields.get("content")
     if content is not None and not isinstance(content, str):
         raise ConfigError(f"{label}: expected text as content, got {_shown(content)}")
+    if content is None and fields["role"] in ("user", "system"):
+        raise ConfigError(
+            f"{label}: expected text as content of a {fields['role']} message, got "
+            f"{_shown(fields)}; write its text under content"
+        )
     try:
         message = message_from_json(fields)
     except (KeyError, TypeError, AttributeError) as error:
