@@ -19,6 +19,7 @@ DEADLINE_S = 300.0
 BESIDE = Path(sys.prefix) / "trackio"
 """Where `make setup` puts the package: it does not fit the stack's Pillow by its own account."""
 TRACKING = """
+import logging
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from telescope_core.types import Message, Rollout
 from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
 from telescope_train.observability.trackers.tracking import Tracking
 
+logging.basicConfig(level=logging.INFO)
 path, begin, end = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 if begin == 1:
     messages = (
@@ -88,6 +90,11 @@ def python(script: str, folder: Path, *arguments: object) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr.lower()
+    assert "\x1b" not in done.stderr
+    if script is TRACKING:
+        assert done.stdout == "", "what trackio prints goes into the log"
+        assert ":* Trackio metrics logged to:" in done.stderr
     return done.stdout
 
 
@@ -104,6 +111,7 @@ def test_trackio_reads_back_what_the_run_had_and_a_resumed_run_goes_on(tmp_path:
     assert found["config"]["trainer"] == {"learning_rate": 0.1}
     assert "s3cret" not in json.dumps(runs)
     logs = found["logs"]
+    assert not [name for one in logs for name in one if name.startswith("__")]
     rewards = {one["step"]: one["reward/mean"] for one in logs if "reward/mean" in one}
     assert rewards == {1: 0.125, 2: 0.25, 3: 0.375}
     assert {one["meter/cpu/used_share/max"] for one in logs if "reward/mean" in one} == {0.25}

@@ -5,6 +5,9 @@ as trackio itself has it.
 """
 
 import html
+import logging
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from telescope_train.observability.trackers.tracker import TrackedRun
 PROJECT = "telescope"
 IDENTITY = "trackio.json"
 """File in the run folder with the name and the id of the run at trackio."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_LOGGER = logging.getLogger(__name__)
 _SAMPLE_COLUMNS = ("environment", "group", "reward", "messages")
 
 
@@ -29,6 +34,7 @@ class Trackio:
 
     def begin(self, run: TrackedRun) -> None:
         """Start a run there, or continue the one of this folder."""
+        _print_to_log()
         identity = run.folder / IDENTITY
         known = read_json(identity) or {}
         # The run's own meters come with its steps. trackio would read them once more.
@@ -47,7 +53,8 @@ class Trackio:
 
     def log_metrics(self, step: int, row: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
-        self._run.log(dict(row), step=step)
+        # trackio has the step by itself, and would keep it as a metric `__step`, with a warning.
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=step)
 
     def log_gauges(self, time_s: int, row: Mapping[str, float]) -> None:
         """Write readings of meters, which trackio draws over time."""
@@ -69,3 +76,18 @@ class Trackio:
     def end(self, state: str) -> None:
         """Write the rest."""
         self._run.finish()
+
+
+def _print_to_log() -> None:
+    """Make trackio's modules print into the log of this process, without colors.
+
+    Not `redirect_stdout`, which would also take what the other threads of the run print.
+    """
+
+    def log(*values: object, **_: object) -> None:
+        if text := _COLORS.sub("", " ".join(map(str, values))).strip():
+            _LOGGER.info("%s", text)
+
+    for name, module in list(sys.modules.items()):
+        if name == "trackio" or name.startswith("trackio."):
+            vars(module)["print"] = log
