@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from opentelemetry.sdk.resources import Resource
 import uvicorn
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -238,13 +239,27 @@ async def test_traces_are_taken_from_servers_of_the_run_alone():
                 assert reply.status == status
 
 
-def test_a_server_shows_the_secret_where_it_sends_its_traces(tmp_path):
+def test_a_server_shows_the_secret_where_it_sends_its_traces_and_names_itself(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab,telescope.run=old")
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     settings = ServerSettings(
         model_path="m",
         port=1,
         log_path=tmp_path / "a.jsonl",
         traces_endpoint="http://10.0.0.1:1",
         traces_secret=SECRET,
+        run="demo",
     )
-    shown = settings.environment()["OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
+    environment = settings.environment()
+    shown = environment["OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
     assert shown == f"authorization=Bearer%20{SECRET}"
+    for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.setenv(name, environment[name])
+    assert Resource.create().attributes.items() >= {
+        ("service.name", "telescope-server"),
+        ("telescope.server", "http://127.0.0.1:1"),
+        ("telescope.run", "demo"),
+        ("deployment.environment", "lab"),
+    }

@@ -503,6 +503,7 @@ def server_settings(
             fp32_lm_head=model.fp32_lm_head,
             quantization=inference.inference_quantization,
             traces_endpoint=traces_endpoint,
+            run=config.run.name,
             traces_secret=secret,
             returns_routes=config.trainer.routing_replay,
             adapter=served_adapter(config),

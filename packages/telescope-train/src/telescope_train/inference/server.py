@@ -52,7 +52,9 @@ from telescope_train.inference.wire import (
 )
 from telescope_train.models.device import machine_device, usable_cores
 from telescope_train.models.served_adapter import ServedAdapter
+from telescope_train.observability.genai_names import RUN as RUN_ATTRIBUTE
 from telescope_train.observability.genai_names import SERVER as SERVER_ATTRIBUTE
+from telescope_train.observability.genai_names import SERVER_SERVICE
 
 SERVED_MODEL_NAME = "policy"
 ENGINE_THREAD_VARIABLE = "TELESCOPE_VLLM_ENGINE_THREAD"
@@ -160,6 +162,8 @@ class ServerSettings:
     traces_endpoint: str | None = None
     """Address to which the server sends its traces, as OTLP with protobuf over HTTP; None =
     none."""
+    run: str = ""
+    """Name of the run, for its traces."""
     traces_secret: str = field(default="", repr=False)
     """Secret for that address; empty = none."""
     returns_routes: bool = False
@@ -251,7 +255,11 @@ class ServerSettings:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         if self.traces_endpoint is not None:
             environment["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
-            environment["OTEL_RESOURCE_ATTRIBUTES"] = f"{SERVER_ATTRIBUTE}={self.base_url}"
+            environment.setdefault("OTEL_SERVICE_NAME", SERVER_SERVICE)
+            own = (f"{SERVER_ATTRIBUTE}={self.base_url}", f"{RUN_ATTRIBUTE}={quote(self.run)}")
+            # Attributes of the user stay; of two with one name, the last one counts.
+            given = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+            environment["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(filter(None, (given, *own)))
             environment["OTEL_BSP_SCHEDULE_DELAY"] = str(_TRACES_EVERY_MS)
             if self.traces_secret:
                 shown = quote(f"Bearer {self.traces_secret}")

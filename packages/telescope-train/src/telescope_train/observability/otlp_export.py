@@ -65,7 +65,7 @@ class TraceExport:
         self._model = model
         self._parts_of_eval = parts_of_eval
         self._clock = Clock()
-        self._resource = Resource.create({"service.name": "telescope", names.RUN: run})
+        self._resource = Resource.create({"service.name": names.SERVICE, names.RUN: run})
         self._begun: dict[tuple[str, int, int], float] = {}
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
         self._processor = BatchSpanProcessor(self._exporter)
