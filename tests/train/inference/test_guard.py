@@ -8,10 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from opentelemetry.sdk.resources import Resource
 import uvicorn
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from opentelemetry.sdk.resources import Resource
 
 from telescope_core.errors import ConfigError, EndpointError
 from telescope_core.types import Sampling
