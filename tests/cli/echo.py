@@ -60,6 +60,8 @@ NAMES = web.AppKey("names", list)
 
 async def answer(request):
     body = await request.json()
+    if body["model"] not in request.app[NAMES]:
+        return web.json_response({"error": "no such model"}, status=404)
     text = body["messages"][-1]["content"]
     if text == "7" and request.app[BROKEN]:
         return web.json_response({"error": "cannot"}, status=400)

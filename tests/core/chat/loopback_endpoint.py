@@ -65,6 +65,8 @@ class Endpoint:
     async def list(self, request):
         if self.models is None:
             return web.Response(status=404)
+        if isinstance(self.models[0], int):
+            return web.Response(status=self.models[0], text=self.models[1])
         return web.json_response({"data": [{"id": model} for model in self.models]})
 
 

@@ -296,10 +296,45 @@ async def test_model_must_be_named_when_several_are_served():
 
 
 async def test_unknown_model_names_the_nearest():
-    async with serving(reply(), models=("qwen-small",), model="qwen-smal") as (_, client):
-        with pytest.raises(UnknownNameError) as refused:
+    for refusal in (404, (400, '{"error": "the model qwen-smal is not served"}')):
+        async with serving(refusal, models=("qwen-small",), model="qwen-smal") as (_, client):
+            with pytest.raises(UnknownNameError) as refused:
+                await client.check()
+        assert all(name in str(refused.value) for name in ("'qwen-smal'", "'qwen-small'"))
+
+
+async def test_a_model_that_is_not_listed_is_used_if_the_endpoint_answers_for_it():
+    async with serving(reply(), models=("qwen-small",), model="latest") as (endpoint, client):
+        note = await client.check()
+        assert all(name in note for name in ("'latest'", "qwen-small"))
+        assert [one["max_tokens"] for one in endpoint.requests] == [1]
+        assert (await ask(client)).message.content == "hello"
+    async with serving(reply(), model="tiny") as (endpoint, client):
+        assert await client.check() is None
+        assert not endpoint.requests
+
+
+@pytest.mark.parametrize(
+    "listing", [(400, "x"), (403, "Missing scopes: models"), (200, '{"a": 1}')]
+)
+async def test_a_list_that_cannot_be_had_keeps_no_named_model_from_being_used(listing):
+    async with serving(reply(), models=listing, model="tiny", api_key="k") as (_, client):
+        assert await client.check() is None
+    async with serving(reply(), models=listing) as (_, client):
+        with pytest.raises(EndpointError, match="/v1/models answered"):
             await client.check()
-    assert all(name in str(refused.value) for name in ("'qwen-smal'", "'qwen-small'"))
+
+
+async def test_a_list_of_models_may_be_bare():
+    async with serving(reply(), models=(200, '[{"id": "a"}]')) as (_, client):
+        assert await client.list_models() == ["a"]
+
+
+async def test_the_first_choice_is_the_one_of_index_0():
+    two = {**reply(), "choices": [{**reply()["choices"][0], "index": n} for n in (1, 0)]}
+    two["choices"][0]["message"] = {"role": "assistant", "content": "the other"}
+    async with serving(two) as (_, client):
+        assert (await ask(client)).message.content == "hello"
 
 
 async def test_an_endpoint_that_lists_no_models_is_asked_by_name():

@@ -309,16 +309,24 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
     )
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
 def _object(text: str | None) -> dict[str, JsonValue]:
     if text is None:
         return {}
     try:
-        fields = json.loads(text)
+        fields = json.loads(text, object_pairs_hook=_without_repeats)
+        json.dumps(fields, allow_nan=False)  # 1e400 is read as infinity
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
         raise ConfigError(
-            f"--extra-body must be a JSON object such as '{{\"top_k\": 20}}', got {text!r}"
+            f"--extra-body must be a JSON object such as '{{\"top_k\": 20}}', with finite numbers "
+            f"and no key twice, got {text!r}"
         )
     for name in cast(dict[str, Any], fields):
         if name in _OWN:

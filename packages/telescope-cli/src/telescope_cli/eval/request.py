@@ -157,6 +157,7 @@ async def _check_endpoint(request: EvalRequest, base_url: str) -> None:
     limits = RequestLimits(retry_budget_s=3.0)
     client = ChatClient(base_url, request.model, api_key=request.api_key, limits=limits)
     try:
-        await client.check()
+        if (note := await client.check()) is not None:
+            tell(note, "yellow")
     finally:
         await client.close()

@@ -23,7 +23,6 @@ from telescope_core.base.types import ChatEndpoint, Completion, Message, Samplin
 from telescope_core.chat.http import HttpPool, RequestLimits
 from telescope_core.chat.replies import read_completion, read_models, read_token_completion
 
-_NO_SUCH_CALL = (404, 405, 501)
 _NOT_TAKEN = (400, 413, 415, 422)
 MOST_DENIED = 3
 """Times in a row, without an answer in between, that an endpoint which has answered before may say
@@ -132,9 +131,13 @@ class ChatClient:
             reply = await self._pool.request("GET", url, headers=self._headers, limits=self._limits)
         except EndpointError as error:
             if error.status in (401, 403):
-                raise await self._refused(error) from None
+                raise await self._refused(error, url) from None
             raise
-        return read_models(reply.content, where=without_passwords(url))
+        try:
+            return read_models(reply.content, where=without_passwords(url))
+        except EndpointError as error:
+            error.status = error.status or 200
+            raise
 
     async def model(self) -> str:
         """Return the name of the model in use; asks the endpoint when none was given."""
@@ -151,20 +154,35 @@ class ChatClient:
                     self._model = served[0]
         return self._model
 
-    async def check(self) -> None:
+    async def check(self) -> str | None:
         """Raise a TelescopeError unless the endpoint answers and serves the model.
 
-        For an endpoint that cannot list its models, a named model is not checked further.
+        Endpoints answer for names that they do not list, such as those of deployments, and to keys
+        that may not list. A named model that is not in the list is asked for one token, and a note
+        is returned if it may be there; one that cannot be looked up is not checked further.
         """
         try:
             served = await self.list_models()
         except EndpointError as error:
-            if self._model is not None and error.status in _NO_SUCH_CALL:
-                return
-            raise
-        if self._model is not None and self._model not in served:
-            raise unknown_name("model", self._model, served, f"(served by {self._shown_url})")
-        await self.model()
+            needs_key = error.status == 401 or (error.status == 403 and not self._api_key.value)
+            if self._model is None or error.status is None or needs_key:
+                raise
+            return None
+        if self._model is None or self._model in served:
+            await self.model()
+            return None
+        unknown = unknown_name("model", self._model, served, f"(served by {self._shown_url})")
+        try:
+            await self.request({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
+        except EndpointError as error:
+            is_unknown = error.status in _NOT_TAKEN and "model" in error.answer.lower()
+            if error.status == 404 or is_unknown:
+                raise unknown from None
+        listed = f"{', '.join(served) or 'none':.200}"
+        return (
+            f"{self._shown_url} does not list the model {self._model!r}, which is used all the "
+            f"same, as a request for it was not refused; it lists {listed}"
+        )
 
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
@@ -221,7 +239,7 @@ class ChatClient:
                 if learned is None:
                     # Another request may have been answered since this one began.
                     is_last = num_answers == self._num_answers
-                    raise await self._refused(error, is_last=is_last) from None
+                    raise await self._refused(error, self._chat_url, is_last=is_last) from None
                 # Other requests in flight may have learned something else in the meantime.
                 self._dialect |= learned
                 num_retries = error.num_retries + 1
@@ -235,7 +253,9 @@ class ChatClient:
             raise
         return replace(completion, num_retries=num_retries)
 
-    async def _refused(self, error: EndpointError, *, is_last: bool = True) -> EndpointError:
+    async def _refused(
+        self, error: EndpointError, url: str, *, is_last: bool = True
+    ) -> EndpointError:
         """Return `error`, as EndpointAccessError if every other request would be refused too.
 
         Once the endpoint has answered, only a bad key concerns every request: some endpoints use
@@ -255,7 +275,7 @@ class ChatClient:
             advice = await self._advice_on_model()
         else:
             advice = self._advice_on_key(error.status, times=1 + error.num_retries)
-        shown = without_passwords(self._chat_url)
+        shown = without_passwords(url)
         text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
         return kind(text, status=error.status, answer=error.answer, num_retries=error.num_retries)
 

@@ -21,6 +21,7 @@ _FINISH_REASONS: dict[str | None, FinishReason] = {
     "stop": "stop",
     "eos": "stop",
     "length": "length",
+    "model_length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
@@ -66,6 +67,7 @@ class _Message(msgspec.Struct):
 class _Choice(msgspec.Struct):
     message: _Message
     finish_reason: str | None = None
+    index: object = None
 
 
 class _Failed(msgspec.Struct):
@@ -122,7 +124,7 @@ class _Models(msgspec.Struct):
 
 _REPLY = msgspec.json.Decoder(_PassedReply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
-_MODELS = msgspec.json.Decoder(_Models)
+_MODELS = msgspec.json.Decoder(_Models | list[_Model])
 _WEIGHTS = re.compile(rb'"weights-(\d{1,9})-(\d{1,9})"')
 """The fingerprint that a gateway of ours sends: the oldest and the newest version of the weights
 that the answer was sampled from."""
@@ -203,7 +205,8 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
 
 def read_models(content: bytes, *, where: str) -> list[str]:
     """Return the ids in a reply that lists models."""
-    return [model.id for model in _decode(_MODELS, content, "a list of models", where).data]
+    found = _decode(_MODELS, content, "a list of models", where)
+    return [model.id for model in (found.data if isinstance(found, _Models) else found)]
 
 
 def _decode(
@@ -230,7 +233,7 @@ def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyCho
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "
             "check the server's log"
         )
-    choice = choices[0]
+    choice = next((one for one in choices if one.index == 0), choices[0])
     if choice.finish_reason not in _FINISH_REASONS:
         raise _reported(content, where) or EndpointError(
             f"{where} ended a completion with finish_reason {choice.finish_reason!r}; "

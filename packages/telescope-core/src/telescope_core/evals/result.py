@@ -344,9 +344,9 @@ def _sum_of_known(values: Sequence[Number | None], start: Number) -> Number | No
 
 
 def _mean_of_known(values: Sequence[int | None]) -> float | None:
-    """Return the mean without unknown values; None if all are unknown, and 0 if there are none."""
+    """Return the mean without unknown values; None if there are no others."""
     known = [value for value in values if value is not None]
-    return None if values and not known else _mean(known)
+    return _mean(known) if known else None
 
 
 def _mean(values: Sequence[float]) -> float:
