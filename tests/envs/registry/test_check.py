@@ -10,6 +10,7 @@ import pytest
 from tests.envs.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.publish.status import deprecate, unyank, yank
 from telescope_envs.records.release import Status
 from telescope_envs.records.schemas import write_schemas
 from telescope_envs.registry import Registry
@@ -310,6 +311,34 @@ def test_what_was_removed_and_listed_is_accepted(committed):
     assert findings(committed) == [], "the bare name stays, and means nothing now"
     edit(committed, "removed.toml", "a secret", "")
     assert {f.check for f in findings(committed)} == {"removed", "alias", "history"}
+
+
+def test_a_yanked_version_may_be_taken_down_and_its_status_still_changes(place):
+    store = Registry.at(place).store
+    store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "a secret"}))
+    (place / INDEX).write_text((place / INDEX).read_text().splitlines(keepends=True)[1])
+    next((place / "artifacts").glob("*toy-0.1*")).unlink()
+    (finding,) = findings(place)
+    assert "yanks 0.1.0, which is not published" in finding.what
+    remove(place, "0.1.0")
+    assert findings(place) == []
+    assert yank(store, "toy@0.2.0", reason="so does this").status.yanked.keys() == {
+        "0.1.0",
+        "0.2.0",
+    }
+    assert deprecate(store, "toy", reason="too easy").status.deprecated
+    with pytest.raises(RegistryError, match=r"cannot yank 9\.0: "):
+        store.change_status("acme/toy", lambda status: status.changed(yanked={"9.0": "why"}))
+    with pytest.raises(ConfigError, match=r"has no version 0\.1;"):
+        yank(store, "toy@0.1", reason="again")
+    assert unyank(store, "toy@0.1").status.yanked.keys() == {"0.2.0"}
+    assert findings(place) == []
+
+
+def test_a_yanked_version_whose_line_cannot_be_read_was_published(place):
+    Registry.at(place).store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "why"}))
+    edit(place, INDEX, '"version":"0.1.0","', '"version":"0.1.0","summary":1,"')
+    assert [(one.check, one.where) for one in findings(place)] == [("index-line", f"{INDEX}:1")]
 
 
 def test_what_was_removed_is_never_published_again(committed):

@@ -29,7 +29,9 @@ class StatusChange:
 
 def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
     """Yank `ID@VERSION`: it is no longer chosen, but still installs if named exactly."""
-    environment_id, version = _published(Registry(store), text)
+    registry = Registry(store)
+    environment_id, wanted = _one_version(registry, text)
+    version = _published_as(registry, environment_id, wanted)
     reason = _one_line(reason)
 
     def change(status: Status) -> Status:
@@ -40,13 +42,15 @@ def yank(store: WritableStore, text: str, *, reason: str) -> StatusChange:
 
 def unyank(store: WritableStore, text: str) -> StatusChange:
     """Undo the yank of `ID@VERSION`, so that it can be chosen again."""
-    environment_id, version = _published(Registry(store), text)
+    registry = Registry(store)
+    environment_id, wanted = _one_version(registry, text)
 
     def change(status: Status) -> Status:
-        if version not in status.yanked:
+        kept = {v: why for v, why in status.yanked.items() if Version(v) != wanted}
+        if len(kept) == len(status.yanked):
+            version = _published_as(registry, environment_id, wanted)
             known = ", ".join(status.yanked) or "none"
             raise ConfigError(f"{environment_id} {version} is not yanked; yanked versions: {known}")
-        kept = {v: why for v, why in status.yanked.items() if v != version}
         return status.changed(yanked=kept)
 
     return _yanks_changed(store, environment_id, change)
@@ -88,22 +92,33 @@ def undeprecate(store: WritableStore, text: str) -> StatusChange:
     return StatusChange(id=environment_id, status=status, effect="Users are no longer warned.")
 
 
-def _published(registry: Registry, text: str) -> tuple[str, str]:
-    """Return the environment and the version; a release that cannot be read can be yanked too."""
+def _one_version(registry: Registry, text: str) -> tuple[str, Version]:
+    """Return the environment and the only version that `text` names."""
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
-    versions = sorted(published_versions(registry.store.read, environment_id), key=Version)
-    known = ", ".join(versions) or "none"
     wanted = request.exact_version
     if wanted is None:
+        versions = _versions(registry, environment_id)
         raise ConfigError(
             f"{text!r}: name one version exactly, such as {environment_id}@"
-            f"{versions[-1] if versions else '0.1.0'}; published versions: {known}"
+            f"{versions[-1] if versions else '0.1.0'}; published versions: "
+            f"{', '.join(versions) or 'none'}"
         )
+    return environment_id, wanted
+
+
+def _published_as(registry: Registry, environment_id: str, wanted: Version) -> str:
+    """Return how the version is spelled; a release that cannot be read can be yanked too."""
+    versions = _versions(registry, environment_id)
     for version in versions:
         if Version(version) == wanted:
-            return environment_id, version
+            return version
+    known = ", ".join(versions) or "none"
     raise ConfigError(f"{environment_id} has no version {wanted}; published versions: {known}")
+
+
+def _versions(registry: Registry, environment_id: str) -> list[str]:
+    return sorted(published_versions(registry.store.read, environment_id), key=Version)
 
 
 def _require_same_registry(registry: Registry, replacement: str) -> None:

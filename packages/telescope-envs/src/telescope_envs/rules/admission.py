@@ -97,7 +97,8 @@ def changed_status(
 ) -> tuple[Status, bytes]:
     """Return the status record that `change` produces, and the bytes of its file.
 
-    Raises RegistryError for an environment or a version that is not published.
+    Raises RegistryError for an environment that is not published, and for a version that is yanked
+    now and was never published. A version that was yanked before may have been taken down since.
     """
     versions = list(published_versions(read, environment_id))
     if not versions:
@@ -105,8 +106,9 @@ def changed_status(
             f"{environment_id} has no published version; publish it before changing its status"
         )
     path = f"status/{environment_id}.json"
-    status = change(parse_status(read(path), path))
-    unknown = sorted(set(status.yanked) - set(versions))
+    before = parse_status(read(path), path)
+    status = change(before)
+    unknown = sorted(set(status.yanked) - set(before.yanked) - set(versions))
     if unknown:
         raise RegistryError(
             f"cannot yank {', '.join(unknown)}: {environment_id} has no such version; "

@@ -21,6 +21,7 @@ from telescope_envs.records.reading import (
     parse_record,
     parse_removals,
     parse_status,
+    read_releases,
     repeated_versions,
     tree_files,
 )
@@ -55,7 +56,7 @@ CHECKS = {
         "removed.toml, if it exists, names releases with reasons that are gone, or yanked and "
         "without a wheel"
     ),
-    "status": "every status file can be read and names only published versions",
+    "status": "every status file can be read and names only versions that were published",
     "schema": "schema/, if it exists, is what `telescope hub schemas` writes",
     "history": "index files only grew, in every commit and in the working tree",
     "alias-history": "no bare name was removed or given to another environment",
@@ -254,13 +255,22 @@ def _check_statuses(tree: Tree) -> None:
             continue
         published = {line.release.version for line in tree.releases[environment_id]}
         tree.yanked[environment_id] = set(status.yanked) if status else set()
-        for version in sorted(tree.yanked[environment_id] - published):
+        unknown = tree.yanked[environment_id] - published
+        for version in sorted(unknown - _unreadable_or_removed(tree, environment_id)):
             tree.add(
                 "status",
                 path,
                 f"yanks {version}, which is not published",
                 f"name a published one: {', '.join(sorted(published))}",
             )
+
+
+def _unreadable_or_removed(tree: Tree, environment_id: str) -> set[str]:
+    """Return the versions that were published, though no line of the index is a release of them."""
+    path = f"index/{environment_id}.jsonl"
+    unreadable = read_releases(tree.bytes_of(path), environment_id, path).unreadable
+    removed = {one.version for one in tree.removals.removed if one.id == environment_id}
+    return removed | {line.version for line in unreadable}
 
 
 def _check_schemas(tree: Tree) -> None:
