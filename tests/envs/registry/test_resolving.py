@@ -164,6 +164,34 @@ def test_where_all_is_preview_the_newest_is_chosen(registry, publish):
         resolve(registry, "toy@>=0")
 
 
+@pytest.mark.parametrize("yanked", [["0.1.0"], ["0.2.0rc1"], ["0.1.0", "0.2.0rc1"]])
+def test_what_is_chosen_is_what_the_catalog_shows(registry, publish, yanked):
+    publish("0.1.0", "0.2.0rc1")
+    registry.store.change_status("acme/toy", lambda _: Status(yanked=dict.fromkeys(yanked, "why")))
+    found = resolve_with_warnings(registry, "toy", allows_yanked=True)
+    (row,) = registry.catalog()
+    assert found.release.version == row.version
+    assert bool(found.warnings) == (len(yanked) == 2)
+    if len(yanked) == 1:
+        assert chosen(registry, "toy") == row.version
+
+
+def test_a_range_of_yanked_versions_is_told_which_are_not(registry, publish):
+    publish("0.1.0", "0.2.0", "0.3.0rc1")
+    registry.store.change_status("acme/toy", lambda _: Status(yanked={"0.2.0": "why"}))
+    with pytest.raises(
+        RegistryError, match=r"choose one that is not yanked \(0\.1\.0, 0\.3\.0rc1\)"
+    ):
+        resolve(registry, "toy@>0.1.0")
+    registry.store.change_status(
+        "acme/toy", lambda _: Status(yanked=dict.fromkeys(("0.1.0", "0.2.0", "0.3.0rc1"), "why"))
+    )
+    with pytest.raises(
+        RegistryError, match="no version is left that is not yanked; .* name this one"
+    ):
+        resolve(registry, "toy")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -167,6 +167,12 @@ def test_info_tells_the_settings_of_what_is_not_installed(registry, telescope):
     )
 
 
+def test_info_describes_an_environment_of_which_every_version_is_yanked(published, telescope):
+    published.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
+    code, out, _ = telescope("env", "info", "toy")
+    assert (code, "0.1.0: wrong gold" in out) == (0, True)
+
+
 def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
     locked = lock_of(installed, published.address, sha256="0" * 64)
     write_lock(Path(LOCK_NAME), Lock(environments=(locked,)))

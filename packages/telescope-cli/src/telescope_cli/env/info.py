@@ -21,8 +21,9 @@ from telescope_envs.install.loading import declared_settings
 from telescope_envs.locator import InstalledLocator
 from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_lock
 from telescope_envs.records.release import COMPUTED_DEFAULT, Setting
-from telescope_envs.registry import Registry, Release, Status, resolve
+from telescope_envs.registry import Registry, Release, Status
 from telescope_envs.registry.lookup import open_registry_of
+from telescope_envs.registry.resolving import resolve_with_warnings
 
 _LABEL = 13
 _WIDTH = 80
@@ -69,7 +70,7 @@ def info(
         return
     opened = open_registry_of(name, registry)
     try:
-        release = resolve(opened, name)
+        release = resolve_with_warnings(opened, name, allows_yanked=True).release
     except UnknownNameError:
         location = InstalledLocator().locate(name)
         if location is None:

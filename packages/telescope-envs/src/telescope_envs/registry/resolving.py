@@ -107,35 +107,45 @@ class Resolution:
 def resolve(registry: Registry, text: str) -> Release:
     """Return the newest release that matches the request, is not yanked and runs here.
 
-    A yanked release is returned only if the request names exactly that release.
+    A yanked release is returned only if the request names exactly that release. A request without a
+    version means a pre-release only if no final release is left that is not yanked.
     """
     return resolve_with_warnings(registry, text).release
 
 
-def resolve_with_warnings(registry: Registry, text: str) -> Resolution:
+def resolve_with_warnings(
+    registry: Registry, text: str, *, allows_yanked: bool = False
+) -> Resolution:
     """Return the release as `resolve` does, with warnings from its status record.
 
-    The warnings also say why newer releases that do not run here were skipped.
+    The warnings also say why newer releases that do not run here were skipped. With
+    `allows_yanked`, the newest one is returned if all that match are yanked.
     """
     request = parse_request(text)
     environment_id = resolve_id(registry, request)
     suspended = _check_namespace(registry, environment_id)
     releases = registry.releases(environment_id)
+    status = registry.status(environment_id)
     try:
-        fitting = _fitting(releases, request, environment_id)
+        fitting = _fitting(releases, request, environment_id, status)
     except RegistryError as error:
         raise _with_unreadable(error, registry, environment_id) from None
-    status = registry.status(environment_id)
     usable = [
         release for release in fitting if request.is_exact or release.version not in status.yanked
     ]
-    if not usable:
+    if not usable and not allows_yanked:
         newest = fitting[-1].version
-        raise RegistryError(
-            f"{environment_id} {newest} is yanked: {status.yanked[newest]}; choose another "
-            f"version, or name this one exactly: {environment_id}@{newest}"
+        left = ", ".join(one.version for one in releases if one.version not in status.yanked)
+        advice = (
+            f"choose one that is not yanked ({left}), or"
+            if left
+            else "no version is left that is not yanked; to use it all the same,"
         )
-    release, skipped = _newest_that_runs(usable)
+        raise RegistryError(
+            f"{environment_id} {newest} is yanked: {status.yanked[newest]}; {advice} name this "
+            f"one exactly: {environment_id}@{newest}"
+        )
+    release, skipped = _newest_that_runs(usable or fitting)
     warnings = (*skipped, *suspended, *_said_against(environment_id, release.version, status))
     return Resolution(release=release, status=status, warnings=warnings)
 
@@ -222,8 +232,13 @@ def notices(registry: Registry, environment_id: str, version: str) -> list[str]:
     ]
 
 
-def _fitting(releases: Sequence[Release], request: Request, environment_id: str) -> list[Release]:
+def _fitting(
+    releases: Sequence[Release], request: Request, environment_id: str, status: Status
+) -> list[Release]:
     wanted = request.wanted
+    if not wanted:
+        # In the order of `newest_version`, which shows what is chosen here.
+        releases = [one for one in releases if one.version not in status.yanked] or releases
     fitting = [release for release in releases if _fits(release, wanted)]
     if not wanted:
         fitting = fitting or list(releases)
