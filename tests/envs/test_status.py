@@ -42,6 +42,14 @@ def test_a_yanked_version_is_chosen_only_when_it_is_named(place, capsys):
         resolve(Registry.at(place), "toy")
 
 
+def test_a_pre_release_is_what_users_get_only_when_no_final_release_is_left(place, capsys):
+    Registry.at(place).store.publish(toy_publication("0.3.0rc1"))
+    for version, left in (("0.2.0", "0.1.0"), ("0.1.0", "0.3.0rc1")):
+        assert run(place, "yank", f"toy@{version}", "--reason", "why") == 0
+        assert f"Users who name no version now get {left}." in capsys.readouterr().out
+        assert resolve(Registry.at(place), "toy").version == left
+
+
 def test_yanking_is_taken_back(place):
     assert run(place, "yank", "toy@0.2.0", "--reason", "why") == 0
     assert run(place, "yank", "toy@0.2", "--undo") == 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError
+from telescope_envs.records.catalog import newest_version
 from telescope_envs.records.release import Deprecation, Status
 from telescope_envs.registry.config import parse_address, read_user_config
 from telescope_envs.registry.registry import Registry
@@ -147,11 +148,11 @@ def _yanks_changed(
 ) -> StatusChange:
     """Change the yanked versions, and say which version is chosen now."""
     status = store.change_status(environment_id, change)
-    releases = Registry(store).releases(environment_id)
-    left = [one.version for one in releases if one.version not in status.yanked]
+    versions = [one.version for one in Registry(store).releases(environment_id)]
+    newest = versions[newest_version(versions, status.yanked)] if versions else ""
     effect = (
-        f"Users who name no version now get {left[-1]}."
-        if left
+        f"Users who name no version now get {newest}."
+        if newest and newest not in status.yanked
         else "No version is chosen any more unless it is named exactly."
     )
     stays = "A yanked version still installs, with a warning, if it is named exactly or locked."
