@@ -187,7 +187,7 @@ def test_a_range_of_yanked_versions_is_told_which_are_not(registry, publish):
         "acme/toy", lambda _: Status(yanked=dict.fromkeys(("0.1.0", "0.2.0", "0.3.0rc1"), "why"))
     )
     with pytest.raises(
-        RegistryError, match="no version is left that is not yanked; .* name this one"
+        RegistryError, match=r"no version is left that is not yanked; .* name this one"
     ):
         resolve(registry, "toy")
 

@@ -255,22 +255,18 @@ def _check_statuses(tree: Tree) -> None:
             continue
         published = {line.release.version for line in tree.releases[environment_id]}
         tree.yanked[environment_id] = set(status.yanked) if status else set()
-        unknown = tree.yanked[environment_id] - published
-        for version in sorted(unknown - _unreadable_or_removed(tree, environment_id)):
+        # Some were published, though no line of the index is a release of them.
+        index = f"index/{environment_id}.jsonl"
+        unreadable = read_releases(tree.bytes_of(index), environment_id, index).unreadable
+        gone = {one.version for one in tree.removals.removed if one.id == environment_id}
+        gone |= {line.version for line in unreadable}
+        for version in sorted(tree.yanked[environment_id] - published - gone):
             tree.add(
                 "status",
                 path,
                 f"yanks {version}, which is not published",
                 f"name a published one: {', '.join(sorted(published))}",
             )
-
-
-def _unreadable_or_removed(tree: Tree, environment_id: str) -> set[str]:
-    """Return the versions that were published, though no line of the index is a release of them."""
-    path = f"index/{environment_id}.jsonl"
-    unreadable = read_releases(tree.bytes_of(path), environment_id, path).unreadable
-    removed = {one.version for one in tree.removals.removed if one.id == environment_id}
-    return removed | {line.version for line in unreadable}
 
 
 def _check_schemas(tree: Tree) -> None:
