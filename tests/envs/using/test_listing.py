@@ -167,6 +167,22 @@ def test_info_tells_the_settings_of_what_is_not_installed(registry, telescope):
     )
 
 
+def test_info_asks_the_registry_that_an_environment_was_installed_from(
+    published, installed, telescope, tmp_path, monkeypatch
+):
+    published.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
+    write_registry(tmp_path / "default")
+    monkeypatch.setenv("TELESCOPE_REGISTRY", str(tmp_path / "default"))
+    shown = " ".join(telescope("env", "info", "acme/toy")[1].split())
+    assert "yanked 0.1.0: wrong gold" in shown
+    assert published.address in shown.replace(" ", "") or str(tmp_path / "registry") in shown
+    other = telescope("env", "info", "acme/toy", "--registry", str(tmp_path / "default"))[1]
+    assert "it is not in the registry" in " ".join(other.split())
+    shutil.move(tmp_path / "registry", tmp_path / "moved")
+    code, gone, _ = telescope("env", "info", "acme/toy")
+    assert (code, "its registry cannot tell more" in " ".join(gone.split())) == (0, True)
+
+
 def test_info_describes_an_environment_of_which_every_version_is_yanked(published, telescope):
     published.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
     code, out, _ = telescope("env", "info", "toy")

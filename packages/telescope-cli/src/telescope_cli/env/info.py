@@ -14,6 +14,7 @@ from msgspec import UNSET
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
 from telescope_core.base.errors import TelescopeError, UnknownNameError
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
+from telescope_core.base.terminal import report_width
 from telescope_core.finding.code_names import names_class, names_folder
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
@@ -23,10 +24,11 @@ from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_l
 from telescope_envs.records.release import COMPUTED_DEFAULT, Setting
 from telescope_envs.registry import Registry, Release, Status
 from telescope_envs.registry.lookup import open_registry_of
-from telescope_envs.registry.resolving import resolve_with_warnings
+from telescope_envs.registry.resolving import parse_request, resolve_with_warnings
 
 _LABEL = 13
-_WIDTH = 80
+
+_INSTALLED = (EnvironmentPlace.SHARED, EnvironmentPlace.ISOLATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,15 @@ def info(
         location = InstalledLocator().locate(name)
         if location is None:
             raise
-        _show_unpublished(location, as_json=as_json)
+        why = f"it is not in the registry {opened.address}"
+        is_chosen = registry is not None or parse_request(name).registry
+        if not is_chosen and location.place in _INSTALLED and location.registry:
+            try:
+                info(name, location.registry, as_json)
+                return
+            except TelescopeError as error:
+                why = f"its registry cannot tell more: {error}"
+        _show_unpublished(location, why, as_json=as_json)
         return
     about = _about(opened, release)
     if as_json:
@@ -117,8 +127,10 @@ def _settings_of(here: EnvironmentLocation) -> tuple[Setting, ...]:
     return tuple(declared_settings(interpreter, here.factory, here.search_path))
 
 
-def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
-    """Show what is known about an environment that is not in the registry."""
+def _show_unpublished(
+    here: EnvironmentLocation, why: str = "it is not in the registry", *, as_json: bool
+) -> None:
+    """Show what is known about an environment that no registry describes; `why` says so."""
     settings = _settings_of(here)
     if as_json:
         rows = [setting.as_table() for setting in settings]
@@ -131,7 +143,7 @@ def _show_unpublished(here: EnvironmentLocation, *, as_json: bool) -> None:
         typer.echo(_wrapped("installed", "no; it is imported from its file"))
     else:
         typer.echo(_wrapped("environment", f"{here.id} {here.version}"))
-        typer.echo(_wrapped("installed", f"{_place_text(here)}; it is not in the registry"))
+        typer.echo(_wrapped("installed", f"{_place_text(here)}; {why}"))
     if here.secrets is not None:
         typer.echo(_wrapped("secrets", ", ".join(here.secrets) or "none"))
     typer.echo("\n".join(("", *_settings_lines(settings), "", *_usage(here.id, settings))))
@@ -249,7 +261,7 @@ def _settings_lines(settings: Sequence[Setting], of: str = "") -> Iterator[str]:
         yield from _indented(f"{setting.name}: {setting.type}; {default}", "  ")
         if setting.help:
             yield from textwrap.wrap(
-                setting.help, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+                setting.help, report_width(), initial_indent=" " * 6, subsequent_indent=" " * 6
             )
 
 
@@ -270,12 +282,16 @@ def _usage(name: str, settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str) -> str:
-    lines = textwrap.wrap(text, _WIDTH - _LABEL, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(text, report_width() - _LABEL, break_on_hyphens=False) or [""]
     gap = " " * _LABEL
     return "\n".join([f"{label:<{_LABEL}}{lines[0]}".rstrip(), *(gap + line for line in lines[1:])])
 
 
 def _indented(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+        text,
+        report_width(),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
     )

@@ -10,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from telescope_cli.env.options import JsonOption, RegistryOption, progress
 from telescope_core.base.errors import RegistryError, TelescopeError, nearest, unknown_name
+from telescope_core.base.terminal import report_width
 from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.catalog import search as search_catalog
 from telescope_envs.records.installed import installed_environments
@@ -19,7 +20,6 @@ from telescope_envs.registry import Registry, open_registry
 from telescope_envs.registry.config import parse_address
 from telescope_envs.registry.resolving import notices
 
-WIDTH = 80
 _WIDEST_ID = 34
 
 
@@ -262,7 +262,7 @@ def _table(rows: list[ListedEnvironment]) -> str:
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     shown = [f"{cell:<{width}}" for cell, width in zip(cells[:4], widths, strict=True) if width]
     line = "".join(text if text.endswith(" ") else f"{text} " for text in shown)
-    room = max(WIDTH - len(line), 0)
+    room = max(report_width() - len(line), 0)
     about = cells[4]
     return (line + (about if len(about) <= room else f"{about[: max(room - 3, 0)]}...")).rstrip()
 

@@ -135,7 +135,9 @@ def html_page(title: str, lines: Sequence[str], *, head: str = "") -> str:
     """Return a page of `lines`, which are HTML, as is `head`; `title` is text."""
     body = "".join(f"{line}\n" for line in lines)
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        # Phones show a page that is as wide as a desk's otherwise.
+        f'<meta name="viewport" content="width=device-width">\n{head}'
         f"<title>{escape(title)}</title>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
         f"{body}</body>\n</html>\n"
     )
