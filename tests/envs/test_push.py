@@ -1,6 +1,7 @@
 """Publishing a project, from its commit to the index line. Validating starts worker processes."""
 
 import hashlib
+from unittest.mock import Mock
 
 import pytest
 from tests.envs.authors import commit_all, copy_of, git, new_repository, publish, replace_in, tree
@@ -9,8 +10,10 @@ from tests.envs.projects import write_registry
 from tests.envs.sigstore_instance import SigstoreInstance, token_for_job, workflow
 
 from telescope_cli.main import main
-from telescope_core.errors import ConfigError, EnvironmentLoadError
+from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_envs.publish.attesting import AttestMode
 from telescope_envs.registry import Registry
+from telescope_envs.registry.stores.folder import LocalStore
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +106,17 @@ def test_a_raised_version_is_committed_signed_and_published(place, project, sigs
     bundle = place / "registry" / f"{result.release.wheel.urls[0]}.sigstore.json"
     assert hashlib.sha256(bundle.read_bytes()).hexdigest() == result.release.attestation_sha256
     assert publish(project, place / "registry").state == "already published"
+
+
+def test_what_cannot_be_published_after_its_version_was_raised_says_so(place, project, monkeypatch):
+    before = git(project, "rev-parse", "HEAD")
+    with pytest.raises(ConfigError, match="cannot sign"):
+        publish(project, place / "registry", bump="minor", commit=True, attest=AttestMode.ALWAYS)
+    assert git(project, "rev-parse", "HEAD") == before, "nothing was raised"
+    refused = Mock(side_effect=RegistryError("this token may not publish as 'acme'"))
+    monkeypatch.setattr(LocalStore, "publish", refused)
+    with pytest.raises(RegistryError, match=r"as 'acme'; .*has version 0\.2\.0.*without --bump"):
+        publish(project, place / "registry", bump="minor", commit=True)
 
 
 def test_a_raised_version_that_is_not_committed_waits_for_it(place, project):

@@ -54,6 +54,12 @@ def require_trust_config(path: Path) -> None:
         ) from None
 
 
+def require_signing(mode: AttestMode) -> None:
+    """Raise ConfigError if `always` cannot sign here, before anything is built or changed."""
+    if mode is AttestMode.ALWAYS:
+        _token_or_reason(mode)
+
+
 def attest_wheel(
     release: Release,
     mode: AttestMode,
@@ -68,6 +74,17 @@ def attest_wheel(
     """
     if mode is AttestMode.NEVER:
         return Attestation()
+    token, reason = _token_or_reason(mode)
+    if not token:
+        progress(f"attestation  none: {reason}")
+        return Attestation()
+    identity, data = _signed(release, token, trust_config)
+    progress(f"attestation  signed as {identity}")
+    return Attestation(data=data)
+
+
+def _token_or_reason(mode: AttestMode) -> tuple[str, str]:
+    """Return the token of this job, or why there is none; raises for `always` without one."""
     reason = _reason_against(mode)
     token = "" if reason else _ambient_token()
     if not token:
@@ -77,11 +94,7 @@ def attest_wheel(
                 f"--attest always cannot sign: {reason}; in GitHub Actions the job needs the "
                 "permission id-token: write. Nothing was published"
             )
-        progress(f"attestation  none: {reason}")
-        return Attestation()
-    identity, data = _signed(release, token, trust_config)
-    progress(f"attestation  signed as {identity}")
-    return Attestation(data=data)
+    return token, reason
 
 
 def _reason_against(mode: AttestMode) -> str:

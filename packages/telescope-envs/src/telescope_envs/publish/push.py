@@ -13,9 +13,14 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_envs.install.packages import missing_requirements
-from telescope_envs.publish.attesting import AttestMode, attest_wheel, require_trust_config
+from telescope_envs.publish.attesting import (
+    AttestMode,
+    attest_wheel,
+    require_signing,
+    require_trust_config,
+)
 from telescope_envs.publish.build import build_and_inspect, copy_sources
 from telescope_envs.publish.release import (
     declared_datasets,
@@ -122,6 +127,7 @@ def push(project: Path, options: PushOptions) -> PushResult:
     try:
         if not options.dry_run:
             require_token(store.address)
+            require_signing(options.attest)
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepare(project, Path(scratch), Registry(store), source, options)
         if prepared.result.state is PushState.ALREADY_PUBLISHED or options.dry_run:
@@ -215,14 +221,20 @@ def _publish(
         raise ConfigError("nothing was published")
     if options.bump:
         release = _raised(project, release, commit=options.commit)
-    bundle = attest_wheel(
-        release, options.attest, trust_config=options.trust_config, progress=options.progress
-    )
-    release = bundle.recorded_in(release)
-    options.progress(f"publishing   {release.id} {release.version} to {result.registry}")
-    is_new = store.publish(
-        Publication(release=release, wheel=prepared.wheel, attestation=bundle.data)
-    )
+    try:
+        bundle = attest_wheel(
+            release, options.attest, trust_config=options.trust_config, progress=options.progress
+        )
+        release = bundle.recorded_in(release)
+        options.progress(f"publishing   {release.id} {release.version} to {result.registry}")
+        is_new = store.publish(
+            Publication(release=release, wheel=prepared.wheel, attestation=bundle.data)
+        )
+    except TelescopeError as error:
+        if options.bump:
+            now = f"{project / 'pyproject.toml'} has version {release.version} by now"
+            error.args = (f"{error}; {now}, so push again without --bump",)
+        raise
     state = PushState.PUBLISHED if is_new else PushState.ALREADY_PUBLISHED
     return replace(result, state=state, release=release)
 
