@@ -187,6 +187,7 @@ def test_info_describes_an_environment_of_which_every_version_is_yanked(publishe
     published.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
     code, out, _ = telescope("env", "info", "toy")
     assert (code, "0.1.0: wrong gold" in out) == (0, True)
+    assert "(every version is yanked)" in telescope("env", "list", "--owner", "acme")[1]
 
 
 def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):

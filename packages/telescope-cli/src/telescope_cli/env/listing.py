@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 from telescope_cli.env.options import JsonOption, RegistryOption, progress
 from telescope_core.base.errors import RegistryError, TelescopeError, nearest, unknown_name
 from telescope_core.base.terminal import report_width
-from telescope_envs.records.catalog import CatalogRow
+from telescope_envs.records.catalog import CatalogRow, mark_of
 from telescope_envs.records.catalog import search as search_catalog
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import AdaptedLink, adapted_links, linked_project, links
@@ -268,7 +268,7 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _cells(row: ListedEnvironment) -> tuple[str, ...]:
-    mark = "(deprecated) " if row.deprecated else ""
+    mark = f"{mark_of(row.deprecated)} " if row.deprecated else ""
     mark = f"({row.warnings[0].removeprefix(row.id).lstrip(': ')}) " if row.warnings else mark
     here = row.installed or "-"
     here = f"{here} linked" if row.linked else here

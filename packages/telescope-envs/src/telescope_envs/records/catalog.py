@@ -60,6 +60,7 @@ class ReadCatalog(NamedTuple):
     unreadable: list[Unreadable]
 
 
+_ALL_YANKED = "every version is yanked"
 _ROW = msgspec.json.Decoder(CatalogRow)
 _ROWS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -84,7 +85,7 @@ def _row(environment_id: str, releases: Sequence[Release], said: Status) -> Cata
     newest = releases[newest_version([one.version for one in releases], said.yanked)]
     deprecated = said.deprecated.reason if said.deprecated else ""
     if newest.version in said.yanked:
-        deprecated = deprecated or f"every version is yanked: {said.yanked[newest.version]}"
+        deprecated = deprecated or f"{_ALL_YANKED}: {said.yanked[newest.version]}"
     return CatalogRow(
         id=environment_id,
         version=newest.version,
@@ -96,6 +97,13 @@ def _row(environment_id: str, releases: Sequence[Release], said: Status) -> Cata
         deprecated=deprecated,
         num_releases=len(releases),
     )
+
+
+def mark_of(deprecated: str) -> str:
+    """Return the mark beside an environment whose row says this of its deprecation."""
+    if not deprecated:
+        return ""
+    return f"({_ALL_YANKED if deprecated.startswith(_ALL_YANKED) else 'deprecated'})"
 
 
 def newest_version(versions: Sequence[str], yanked: dict[str, str]) -> int:

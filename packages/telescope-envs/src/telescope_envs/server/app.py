@@ -31,6 +31,7 @@ from starlette.types import Scope as AsgiScope
 
 from telescope_core.base.addresses import in_url, is_loopback
 from telescope_core.base.errors import RegistryError, unknown_name
+from telescope_envs.records.catalog import mark_of
 from telescope_envs.records.files import sha256_of
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.static_view import (
@@ -327,7 +328,7 @@ class HubApp:
         def build() -> tuple[bytes, str]:
             lines = [_command(f"telescope env search --registry {address}")]
             for row in self.hub.catalog():
-                mark = " (deprecated)" if row.deprecated else ""
+                mark = f" {mark_of(row.deprecated)}" if row.deprecated else ""
                 lines.append(
                     f'<p><a href="environments/{quote(row.id)}">{escape(row.id)}</a> '
                     f"{escape(row.version + mark)}: {escape(row.summary)}</p>"
