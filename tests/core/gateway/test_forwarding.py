@@ -14,6 +14,7 @@ import openai
 import pytest
 from tests.core.one_rollout import let_time_pass, wait_for_ever
 
+from telescope_cli.eval.view import count_lines
 from telescope_core import Environment, Example, Message, StopReason, reward
 from telescope_core.chat import http
 from telescope_core.chat.http import RequestLimits
@@ -114,6 +115,46 @@ async def test_an_agent_in_an_eval_is_recorded_as_in_training():
         "top_k": 5,
     }
     assert len(last["messages"]) == 5
+
+
+USED = {"prompt_tokens": 7, "completion_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("script", "counts"),
+    [
+        ((reply("one"), {"choices": [], "usage": USED}), (12, 5)),
+        ((reply("one"), reply("two", "odd") | {"usage": USED}), (12, 5)),
+        ((reply("one"), {"choices": []}), (None, None)),
+        ((reply("one"), {"error": {"code": 502, "message": "away"}}), (5, 2)),
+        ((reply("one"), (400, "no")), (5, 2)),
+        ((reply("one"), 503), (5, 2)),
+        ((reply("one"), "drop"), (None, None)),
+        ((reply("one"), "<html>"), (None, None)),
+        (("hang",), (None, None)),
+    ],
+)
+async def test_tokens_of_a_request_without_a_usable_answer_are_counted(script, counts):
+    limits = RequestLimits(request_timeout_s=0.05 if "hang" in script else 60.0, retry_budget_s=0.0)
+    async with evaluated(three_turns, *script, limits=limits) as (_, result, row, _):
+        pass
+    assert row.status == "failed"
+    assert (row.num_prompt_tokens, row.num_completion_tokens) == counts
+    assert (result.num_prompt_tokens, result.num_completion_tokens) == counts
+    assert (result.mean_prompt_tokens, result.mean_completion_tokens) == (None, None)
+    assert "; - tokens each; " in count_lines(result)[0]
+
+
+async def test_tokens_of_a_request_that_a_deadline_ended_are_not_known():
+    def late(body):
+        let_time_pass()
+        return "hang"
+
+    settings = replace(SETTINGS, deadline_s=60.0)
+    async with evaluated(three_turns, reply("one"), late, settings=settings) as (_, _, row, _):
+        pass
+    assert (row.stop_reason, row.num_turns) == (StopReason.TIMEOUT, 1)
+    assert (row.num_prompt_tokens, row.num_completion_tokens) == (None, None)
 
 
 async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():

@@ -125,6 +125,23 @@ async def test_what_a_judge_cost_is_left_out_where_its_endpoint_does_not_say():
     assert (rollout.reward, rollout.metrics) == (0.75, {"judge/calls": 1})
 
 
+async def test_a_verdict_that_cannot_be_read_is_paid_for_too():
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    async with serving([(200, json.dumps({"choices": [], "usage": usage}))]) as endpoint:
+        client = essay(endpoint.url, prompt_price=2.0, completion_price=10.0)
+        rollout = await play(client)
+        await client.close()
+    assert rollout.reward is None
+    assert rollout.metrics == pytest.approx(
+        {
+            "judge/calls": 1,
+            "judge/prompt_tokens": 100,
+            "judge/completion_tokens": 10,
+            "judge/cost": 3e-4,
+        }
+    )
+
+
 async def test_a_verdict_is_a_reward_and_what_it_cost_is_counted(monkeypatch):
     monkeypatch.setenv("ESSAY_JUDGE_KEY", "k3y")
     async with serving([f"<think>Hm.</think>Sure: ```json\n{GOOD}\n```"]) as endpoint:

@@ -6,6 +6,7 @@ The command line prints only the message and exits with `exit_code`. A traceback
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import NamedTuple
 
 
 class TelescopeError(Exception):
@@ -71,6 +72,16 @@ class RegistryError(TelescopeError):
     exit_code = 4
 
 
+class SpentTokens(NamedTuple):
+    """Tokens of requests, as the endpoint counted them."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+NOTHING_SPENT = SpentTokens()
+
+
 class EndpointError(TelescopeError):
     """A model endpoint failed, did not answer, or gave an invalid reply."""
 
@@ -83,15 +94,18 @@ class EndpointError(TelescopeError):
         status: int | None = None,
         answer: str = "",
         num_retries: int = 0,
+        spent: SpentTokens | None = NOTHING_SPENT,
     ) -> None:
         """`status` and `answer`: the HTTP status and the text that came with it, if any came.
 
-        `num_retries`: times that the request was sent again before it was given up.
+        `num_retries`: times that the request was sent again before it was given up. `spent`: the
+        tokens that were counted though no answer can be used; None = how many is not known.
         """
         super().__init__(message)
         self.status = status
         self.answer = answer
         self.num_retries = num_retries
+        self.spent = spent
 
     @property
     def is_of_request(self) -> bool:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from telescope_core.base.chains import SampledTokens
+from telescope_core.base.errors import NOTHING_SPENT, SpentTokens
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = (
@@ -328,6 +329,8 @@ class Rollout:
     """Seconds spent in reward functions."""
     num_lost_retries: int = 0
     """Times that requests were sent again which got no answer in the end; no turn counts them."""
+    lost_tokens: SpentTokens | None = NOTHING_SPENT
+    """Tokens of requests without a usable answer, which no turn counts; None if not known."""
 
     @property
     def rollout_id(self) -> str:

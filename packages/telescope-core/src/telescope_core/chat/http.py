@@ -111,7 +111,11 @@ class HttpPool:
                     raise error
                 text = f"{error} (tried {num_retries + 1} times)"
                 raise EndpointError(
-                    text, status=error.status, answer=error.answer, num_retries=num_retries
+                    text,
+                    status=error.status,
+                    answer=error.answer,
+                    num_retries=num_retries,
+                    spent=error.spent,
                 )
             self._troubles.failed(url, str(outcome.error), wait_s=wait_s)
             await asyncio.sleep(wait_s)
@@ -158,7 +162,8 @@ class HttpPool:
         except TimeoutError:
             raise EndpointError(
                 f"{shown} did not answer within {limits.request_timeout_s:g} s; "
-                "lower max_tokens or the concurrency, or allow more time"
+                "lower max_tokens or the concurrency, or allow more time",
+                spent=None,
             ) from None
         except aiohttp.InvalidURL:
             raise EndpointError(
@@ -172,7 +177,10 @@ class HttpPool:
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = str(cause) or type(error).__name__
-            return _Failure(_unreachable(shown, reason, advice_for(cause)), 0.0)
+            lost = _unreachable(shown, reason, advice_for(cause))
+            if not isinstance(error, aiohttp.ClientConnectorError):
+                lost.spent = None  # the line broke after the request was sent
+            return _Failure(lost, 0.0)
         if reply.status == 200:
             return content
         if key := headers.get("Authorization", "").removeprefix("Bearer "):

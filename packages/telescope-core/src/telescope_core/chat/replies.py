@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from telescope_core.base.chains import sampled_tokens
-from telescope_core.base.errors import EndpointError
+from telescope_core.base.errors import NOTHING_SPENT, EndpointError, SpentTokens
 from telescope_core.base.types import Completion, FinishReason, Message, ToolCall
 from telescope_core.chat.http import quote
 
@@ -135,27 +135,37 @@ AnyChoice = TypeVar("AnyChoice", bound=_Choice)
 
 def read_completion(content: bytes, *, where: str) -> Completion:
     """Return the first choice of a reply without token ids; `where` is the URL for errors."""
-    reply = _decode(_REPLY, content, "a chat completion", where)
-    num_prompt = _count(reply.usage, "prompt_tokens")
-    num_written = _count(reply.usage, "completion_tokens")
-    is_counted = True
-    if num_prompt is None or num_written is None:
-        num_prompt, num_written, is_counted = 0, 0, False
-    choice = _checked(reply.choices, content, where)
+    spent = None
+    try:
+        reply = _decode(_REPLY, content, "a chat completion", where)
+        spent = _spent(reply.usage)
+        choice = _checked(reply.choices, content, where)
+        message = _message(choice.message, where)
+    except EndpointError as error:
+        # A refusal that comes with status 200 used nothing, like any other.
+        if spent is not None or not (error.status or 0) >= 400:
+            error.spent = spent
+        raise
+    num_prompt, num_written = spent or NOTHING_SPENT
     weights = _WEIGHTS.fullmatch(bytes(reply.system_fingerprint))
     logprobs = bytes(choice.logprobs).decode(errors="replace")
     return Completion(
-        message=_message(choice.message, where),
+        message=message,
         finish_reason=_finish_reason(choice),
         num_prompt_tokens=num_prompt,
         num_completion_tokens=num_written,
-        is_counted=is_counted,
+        is_counted=spent is not None,
         num_cached_tokens=_part_of(num_prompt, reply.usage, "prompt", "cached_tokens"),
         num_reasoning_tokens=_part_of(num_written, reply.usage, "completion", "reasoning_tokens"),
         oldest_version=int(weights[1]) if weights else 0,
         newest_version=int(weights[2]) if weights else 0,
         logprobs_json="" if logprobs == "null" else logprobs,
     )
+
+
+def _spent(usage: object) -> SpentTokens | None:
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    return None if prompt is None or completion is None else SpentTokens(prompt, completion)
 
 
 def _part_of(total: int, usage: object, kind: str, name: str) -> int | None:

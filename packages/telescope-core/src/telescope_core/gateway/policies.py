@@ -14,9 +14,11 @@ from operator import eq
 from typing import Any, cast
 
 from telescope_core.base.errors import (
+    NOTHING_SPENT,
     EndpointError,
     EndpointLostError,
     EnvironmentLoadError,
+    SpentTokens,
     TelescopeError,
 )
 from telescope_core.base.messages import agent_of
@@ -68,6 +70,9 @@ class Recorder:
         """Whether the latest request did not fit the model's context, though earlier ones did."""
         self.num_lost_retries = 0
         """Times that requests were sent again which got no answer in the end."""
+        self.num_uncounted = 0
+        """Requests whose tokens are not known: those without an end, and some that failed."""
+        self._lost_tokens = NOTHING_SPENT
         self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
         self._conversations: list[list[Message]] = []
 
@@ -75,6 +80,21 @@ class Recorder:
     def failure(self) -> TelescopeError | None:
         """The error of a request that failed and did not succeed later; None = there is none."""
         return next(iter(self._unanswered.values()), None)
+
+    @property
+    def lost_tokens(self) -> SpentTokens | None:
+        """Tokens of requests without a usable answer; None = how many is not known."""
+        return None if self.num_uncounted else self._lost_tokens
+
+    def lost(self, error: EndpointError) -> None:
+        """Record what a request has used that ended with `error`."""
+        self.num_lost_retries += error.num_retries
+        if error.spent is not None:
+            self.num_uncounted -= 1
+            prompt, completion = self._lost_tokens
+            self._lost_tokens = SpentTokens(
+                prompt + error.spent.prompt, completion + error.spent.completion
+            )
 
     @property
     def conversations(self) -> tuple[tuple[Message, ...], ...]:
@@ -279,13 +299,14 @@ class ForwardingPolicy(RecordingPolicy):
     ) -> Completion:
         started_s = time.monotonic()
         self.recorder.was_asked = True
+        self.recorder.num_uncounted += 1
         with watching() as watch:
             self._waiting.append(watch)
             try:
                 completion = await asking
             except EndpointError as error:
                 self._waiting.remove(watch)
-                self.recorder.num_lost_retries += error.num_retries
+                self.recorder.lost(error)
                 # What the endpoint refuses of this one request is for the program to deal with,
                 # such as by a shorter history.
                 if not error.is_of_request or (self.turns and is_too_long(error)):
@@ -293,6 +314,7 @@ class ForwardingPolicy(RecordingPolicy):
                 raise
             # One that is cancelled stays: its trouble may be why the deadline passed.
             self._waiting.remove(watch)
+        self.recorder.num_uncounted -= 1
         turn = Turn(
             completion=replace(completion, logprobs_json=""),
             started_s=started_s,
@@ -395,6 +417,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         turns=tuple(policy.turns),
         conversations=recorder.conversations or rollout.conversations,
         num_lost_retries=recorder.num_lost_retries,
+        lost_tokens=recorder.lost_tokens,
     )
     if rollout.stop_reason is StopReason.TIMEOUT:
         return _timed_out(rollout, policy)
@@ -438,6 +461,7 @@ def canceled_attempt(
         turns=tuple(policy.turns) if is_recorded else (),
         conversations=policy.recorder.conversations if is_recorded else (),
         num_lost_retries=policy.recorder.num_lost_retries if is_recorded else 0,
+        lost_tokens=policy.recorder.lost_tokens if is_recorded else NOTHING_SPENT,
     )
     return as_cancelled(rollout)
 

@@ -11,7 +11,14 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import Field
 
-from telescope_core.base.errors import ConfigError, EndpointAccessError, EndpointError, JudgeError
+from telescope_core.base.errors import (
+    NOTHING_SPENT,
+    ConfigError,
+    EndpointAccessError,
+    EndpointError,
+    JudgeError,
+    SpentTokens,
+)
 from telescope_core.base.images import with_marks
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.base.types import Completion, Message, Sampling
@@ -148,20 +155,29 @@ class HelperModel:
             except EndpointError as error:
                 if error.num_retries:
                     count(f"{self._role}/http_retries", error.num_retries)
+                if error.spent != NOTHING_SPENT:
+                    self._count_call(error.spent)
                 raise JudgeError(f"{self._where}: {error}") from error
-        prompt_tokens, tokens = completion.num_prompt_tokens, completion.num_completion_tokens
-        count(f"{self._role}/calls", 1.0)
         if completion.num_retries:
             count(f"{self._role}/http_retries", completion.num_retries)
-        if not completion.is_counted:
-            spent = ("prompt_tokens", "completion_tokens", "cost")
-            count_unknown(*(f"{self._role}/{name}" for name in spent))
+        spent = SpentTokens(completion.num_prompt_tokens, completion.num_completion_tokens)
+        self._count_call(spent if completion.is_counted else None)
+        return completion
+
+    def _count_call(self, spent: SpentTokens | None) -> None:
+        """Count a call with its tokens and their cost; None = how many is not known."""
+        config = self._config
+        count(f"{self._role}/calls", 1.0)
+        if spent is None:
+            count_unknown(
+                *(f"{self._role}/{name}" for name in ("prompt_tokens", "completion_tokens", "cost"))
+            )
+        prompt_tokens, tokens = spent or NOTHING_SPENT
         count(f"{self._role}/prompt_tokens", prompt_tokens)
         count(f"{self._role}/completion_tokens", tokens)
         if config.prompt_price or config.completion_price:
             cost = prompt_tokens * config.prompt_price + tokens * config.completion_price
             count(f"{self._role}/cost", cost / _MILLION)
-        return completion
 
     def _api_key(self) -> ApiKey:
         variable = self._config.api_key_env

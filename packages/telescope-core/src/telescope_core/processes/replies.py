@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from telescope_core.base.errors import NOTHING_SPENT
 from telescope_core.base.terminal import escaped, foreign
 from telescope_core.base.types import (
     LOST_TO,
@@ -122,6 +123,7 @@ def _sound(rollout: Rollout) -> Rollout:
     _require(all(map(_is_possible, rollout.turns)), "a turn with impossible numbers")
     return replace(
         without_tokens(rollout),
+        lost_tokens=NOTHING_SPENT,  # only the host, which asks the model, knows them
         status_reason=foreign(rollout.status_reason, _MOST_NAME_CHARACTERS),
         error=None if rollout.error is None else foreign(rollout.error, MOST_ERROR_CHARACTERS),
         rewards=_named(rollout.rewards),

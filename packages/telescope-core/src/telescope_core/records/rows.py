@@ -61,8 +61,9 @@ class RolloutRow:
     num_turns: int = 0
     """Number of model calls."""
     num_prompt_tokens: int | None = 0
-    """Tokens of all prompts; each turn's prompt includes those of earlier turns. None if the
-    endpoint left them out of a reply."""
+    """Tokens of all prompts; each turn's prompt includes those of earlier turns. Those of requests
+    without a usable answer count too. None if the endpoint left them out of a reply, or did not
+    get to count them."""
     num_completion_tokens: int | None = 0
     """Tokens that the policy wrote, over all turns; None likewise."""
     is_truncated: bool = False
@@ -128,7 +129,12 @@ def row_of(
 ) -> RolloutRow:
     """Return the row that records `rollout`; `with_tokens` adds token ids and log-probs."""
     completions = [turn.completion for turn in rollout.turns]
+    lost = rollout.lost_tokens
     is_counted = all(c.is_counted for c in completions)
+    num_prompt_tokens = num_completion_tokens = None
+    if lost is not None and is_counted:
+        num_prompt_tokens = sum(c.num_prompt_tokens for c in completions) + lost.prompt
+        num_completion_tokens = rollout.num_completion_tokens + lost.completion
     return RolloutRow(
         step=step,
         environment=rollout.environment,
@@ -150,8 +156,8 @@ def row_of(
         messages=rollout.messages,
         conversations=rollout.conversations,
         num_turns=len(completions),
-        num_prompt_tokens=sum(c.num_prompt_tokens for c in completions) if is_counted else None,
-        num_completion_tokens=rollout.num_completion_tokens if is_counted else None,
+        num_prompt_tokens=num_prompt_tokens,
+        num_completion_tokens=num_completion_tokens,
         is_truncated=rollout.is_truncated,
         is_refused=rollout.is_refused,
         finish_reasons=tuple(c.finish_reason for c in completions),
