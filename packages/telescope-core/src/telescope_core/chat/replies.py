@@ -138,7 +138,10 @@ def read_completion(content: bytes, *, where: str) -> Completion:
     spent = None
     try:
         reply = _decode(_REPLY, content, "a chat completion", where)
-        spent = _spent(reply.usage)
+        prompt = _count(reply.usage, "prompt_tokens")
+        written = _count(reply.usage, "completion_tokens")
+        if prompt is not None and written is not None:
+            spent = SpentTokens(prompt, written)
         choice = _checked(reply.choices, content, where)
         message = _message(choice.message, where)
     except EndpointError as error:
@@ -161,11 +164,6 @@ def read_completion(content: bytes, *, where: str) -> Completion:
         newest_version=int(weights[2]) if weights else 0,
         logprobs_json="" if logprobs == "null" else logprobs,
     )
-
-
-def _spent(usage: object) -> SpentTokens | None:
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    return None if prompt is None or completion is None else SpentTokens(prompt, completion)
 
 
 def _part_of(total: int, usage: object, kind: str, name: str) -> int | None:
