@@ -10,6 +10,7 @@ from tests.ports import free_port
 
 from telescope_core.chat.client import ChatClient
 from telescope_core.chat.http import HttpPool, RequestLimits
+from telescope_core.chat.replies import read_completion
 from telescope_core.errors import ConfigError, EndpointError, UnknownNameError
 from telescope_core.types import Message, ToolCall
 
@@ -142,6 +143,36 @@ async def test_an_answer_that_is_no_completion_names_the_address_and_what_came(a
         with pytest.raises(EndpointError, match=rf"(?s)/v1/chat/completions .*{said}"):
             await ask(client)
     assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("half", "kept"),
+    [
+        (rb"\ud83d 3", "\ufffd 3"),
+        (rb"\ude00 3", "\ufffd 3"),
+        (b"\xed\xa0\xbd 3", "\ufffd 3"),
+        (rb"\ud83d\ude00 3", "\U0001f600 3"),
+        (rb"\\ud83d 3", r"\ud83d 3"),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_replaced(half, kept):
+    call = {"function": {"name": "f", "arguments": "HALF"}}
+    body = json.dumps(reply("HALF", "tool_calls", tool_calls=[call]))
+    message = read_completion(body.encode().replace(b"HALF", half), where="there").message
+    assert (message.content, message.tool_calls[0].arguments) == (kept, kept)
+
+
+@pytest.mark.parametrize(
+    ("body", "fact"),
+    [
+        (b'{"choices": [{"message": {"content": "\xff"}}]}', "not complete JSON"),
+        (b'{"choices": [{"message": {"tool_calls": [{"function": {"arguments": "\xff"}}]}}]}', "J"),
+        (b'{"choices": [{"message": 5}], "tr', "not a chat completion"),
+    ],
+)
+def test_a_reply_with_broken_bytes_is_an_error_of_the_endpoint(body, fact):
+    with pytest.raises(EndpointError, match=fact):
+        read_completion(body, where="there")
 
 
 async def read(content="5", finish_reason="stop", **message) -> Message:

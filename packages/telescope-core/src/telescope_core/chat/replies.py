@@ -4,6 +4,7 @@ Only the fields that are used are decoded, directly into typed structs. Token id
 become arrays, so that no object per token outlives the call.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Literal, TypeVar, cast
@@ -221,17 +222,34 @@ def _decode(
     decoder: msgspec.json.Decoder[Expected], content: bytes, expected: str, where: str
 ) -> Expected:
     try:
+        str(content, "utf-8")  # which is not checked in what is kept raw
         return decoder.decode(content)
     except msgspec.ValidationError as error:
         if (reported := _reported(content, where)) is not None:
             raise reported from None
         problem = f"with JSON that is not {expected} ({error})"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (mended := _without_halves(content)) is not None:
+            return _decode(decoder, mended, expected, where)
         problem = f"with something that is not complete JSON ({error})"
     raise EndpointError(
         f"{where} answered {problem}: {quote(content) or 'nothing'!r}; "
         "check that this is the base URL of an OpenAI-compatible endpoint (it usually ends in /v1)"
     )
+
+
+def _without_halves(content: bytes) -> bytes | None:
+    """Return JSON with U+FFFD for each half of a surrogate pair, as of a cut emoji.
+
+    None if it has none, or is no JSON.
+    """
+    try:
+        value = json.loads(str(content, "utf-8", "surrogatepass"))
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    mended = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return None if mended == text else mended.encode()
 
 
 def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyChoice:
@@ -254,7 +272,7 @@ def _reported(content: bytes, where: str) -> EndpointError | None:
     """Return the error that an endpoint reports in a reply with status 200; None without one."""
     try:
         reply = msgspec.json.decode(content, type=_Failed)
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:  # of another form, or cut after what was not expected
         return None
     raw = next(
         (one.error for one in (reply, *reply.choices[:1]) if bytes(one.error) != b"null"), None
