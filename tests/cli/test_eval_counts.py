@@ -178,7 +178,7 @@ def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
         for reason in StopReason
     ]
     result = result_of(rows, SETTINGS, DESCRIPTION, model="m", duration_s=1.0)
-    cut = ("truncated by max_tokens", "model's context", "limit of turns", "deadline")
+    cut = ("truncated by max_tokens", "model's context", "limit of turns", "time limit")
     for words in cut:
         assert [one.number for one in counts_of(result) if words in one.text] == [1], words
     assert [(one.number, one.text) for one in left_out_of(result)] == [

@@ -1,6 +1,7 @@
 """The chat client against a small endpoint on loopback."""
 
 import asyncio
+import json
 from array import array
 from dataclasses import replace
 
