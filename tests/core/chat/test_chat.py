@@ -365,8 +365,11 @@ async def test_a_list_of_models_may_be_bare():
 async def test_the_first_choice_is_the_one_of_index_0():
     two = {**reply(), "choices": [{**reply()["choices"][0], "index": n} for n in (1, 0)]}
     two["choices"][0]["message"] = {"role": "assistant", "content": "the other"}
-    async with serving(two) as (_, client):
+    failed = {"index": 0, "message": {}, "finish_reason": "error", "error": {"message": "gone"}}
+    async with serving(two, {**two, "choices": [two["choices"][0], failed]}) as (_, client):
         assert (await ask(client)).message.content == "hello"
+        with pytest.raises(EndpointError, match="the error: gone"):
+            await ask(client)
 
 
 async def test_an_endpoint_that_lists_no_models_is_asked_by_name():

@@ -159,7 +159,7 @@ class ChatClient:
 
         Endpoints answer for names that they do not list, such as those of deployments, and to keys
         that may not list. A named model that is not in the list is asked for one token, and a note
-        is returned if it may be there; one that cannot be looked up is not checked further.
+        is returned unless the answer says that there is none; one that cannot be looked up is not checked further.
         """
         try:
             served = await self.list_models()
@@ -181,7 +181,7 @@ class ChatClient:
         listed = f"{', '.join(served) or 'none':.200}"
         return (
             f"{self._shown_url} does not list the model {self._model!r}, which is used all the "
-            f"same, as a request for it was not refused; it lists {listed}"
+            f"same; it lists {listed}"
         )
 
     async def complete(

@@ -76,6 +76,7 @@ class _Failed(msgspec.Struct):
 
     error: msgspec.Raw = msgspec.Raw(b"null")
     choices: "list[_Failed]" = []
+    index: object = None
 
 
 class _Error(msgspec.Struct):
@@ -132,6 +133,7 @@ that the answer was sampled from."""
 _MOST_DIGITS = 15
 """Digits of the largest number of tokens that is believed."""
 AnyChoice = TypeVar("AnyChoice", bound=_Choice)
+Placed = TypeVar("Placed", bound=_Choice | _Failed)
 
 
 def read_completion(content: bytes, *, where: str) -> Completion:
@@ -259,7 +261,7 @@ def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyCho
             f"{where} answered with a chat completion without choices: {quote(content)!r}; "
             "check the server's log"
         )
-    choice = next((one for one in choices if one.index == 0), choices[0])
+    choice = _first(choices)
     if choice.finish_reason not in _FINISH_REASONS:
         raise _reported(content, where) or EndpointError(
             f"{where} ended a completion with finish_reason {choice.finish_reason!r}; "
@@ -268,15 +270,19 @@ def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyCho
     return choice
 
 
+def _first(choices: Sequence[Placed]) -> Placed:
+    """Return the choice of index 0, wherever it stands; without indices, the one that is first."""
+    return next((one for one in choices if one.index == 0), choices[0])
+
+
 def _reported(content: bytes, where: str) -> EndpointError | None:
     """Return the error that an endpoint reports in a reply with status 200; None without one."""
     try:
         reply = msgspec.json.decode(content, type=_Failed)
     except msgspec.DecodeError:  # of another form, or cut after what was not expected
         return None
-    raw = next(
-        (one.error for one in (reply, *reply.choices[:1]) if bytes(one.error) != b"null"), None
-    )
+    places = [reply, _first(reply.choices)] if reply.choices else [reply]
+    raw = next((one.error for one in places if bytes(one.error) != b"null"), None)
     if raw is None:
         return None
     try:
