@@ -8,10 +8,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from telescope_core.base.terminal import escaped
-
-WIDTH = 80
-"""Columns of a report, where it is not shown on a terminal with fewer."""
+from telescope_core.base.terminal import WIDTH, escaped, report_width
 
 _UNLIMITED_WIDTH = 10_000
 
@@ -31,7 +28,7 @@ class EscapingConsole(Console):
 def report_console() -> EscapingConsole:
     """Return a console for a report, of 80 columns or those of a narrower terminal."""
     console = EscapingConsole(highlight=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = report_width()
     return console
 
 

@@ -12,15 +12,17 @@ from typing import Any, Protocol, cast
 
 ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 """Control characters, line separators and bidirectional controls, as in a regular expression."""
-_WIDTH, _NARROWEST = 80, 20
+WIDTH = 80
+"""Columns of a report, where it is not shown on a terminal with fewer."""
+_NARROWEST = 20
 _ACTING = re.compile(f"[{ACTS_ON_TERMINALS}]")
 _ACTING_IN_LINES = re.compile(rf"(?![\t\n])[{ACTS_ON_TERMINALS}]")
 
 
 def report_width() -> int:
     """Return the columns of a report on stdout: 80, or those of a narrower terminal."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
-    return min(max(columns, _NARROWEST), _WIDTH)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    return min(max(columns, _NARROWEST), WIDTH)
 
 
 class _Screen(Protocol):

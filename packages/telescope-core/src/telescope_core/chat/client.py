@@ -159,7 +159,8 @@ class ChatClient:
 
         Endpoints answer for names that they do not list, such as those of deployments, and to keys
         that may not list. A named model that is not in the list is asked for one token, and a note
-        is returned unless the answer says that there is none; one that cannot be looked up is not checked further.
+        is returned unless the answer says that there is none; one that cannot be looked up is not
+        checked further.
         """
         try:
             served = await self.list_models()
