@@ -171,13 +171,17 @@ def test_info_asks_the_registry_that_an_environment_was_installed_from(
     published, installed, telescope, tmp_path, monkeypatch
 ):
     published.store.change_status("acme/toy", lambda _: Status(yanked={"0.1.0": "wrong gold"}))
-    write_registry(tmp_path / "default")
+    default = write_registry(tmp_path / "default")
     monkeypatch.setenv("TELESCOPE_REGISTRY", str(tmp_path / "default"))
     shown = " ".join(telescope("env", "info", "acme/toy")[1].split())
     assert "yanked 0.1.0: wrong gold" in shown
     assert published.address in shown.replace(" ", "") or str(tmp_path / "registry") in shown
     other = telescope("env", "info", "acme/toy", "--registry", str(tmp_path / "default"))[1]
     assert "it is not in the registry" in " ".join(other.split())
+    default.store.publish(toy_publication("0.9.0"))
+    assert "0.9.0" not in telescope("env", "info", "acme/toy")[1]
+    monkeypatch.setenv("TELESCOPE_REGISTRY", str(tmp_path / "none"))
+    assert "yanked 0.1.0" in " ".join(telescope("env", "info", "acme/toy")[1].split())
     shutil.move(tmp_path / "registry", tmp_path / "moved")
     code, gone, _ = telescope("env", "info", "acme/toy")
     assert (code, "its registry cannot tell more" in " ".join(gone.split())) == (0, True)
@@ -190,12 +194,16 @@ def test_info_describes_an_environment_of_which_every_version_is_yanked(publishe
     assert "(every version is yanked)" in telescope("env", "list", "--owner", "acme")[1]
 
 
-def test_info_warns_of_a_lock_that_is_not_the_registrys(published, installed, telescope):
+def test_info_warns_of_a_lock_that_is_not_the_registrys(
+    published, installed, telescope, tmp_path, monkeypatch
+):
     locked = lock_of(installed, published.address, sha256="0" * 64)
     write_lock(Path(LOCK_NAME), Lock(environments=(locked,)))
     shown = " ".join(telescope("env", "info", "toy")[1].split())
     assert "not the registry's wheel: do not use it" in shown
     assert "installed no; run: telescope env sync" in shown
+    monkeypatch.setenv("TELESCOPE_REGISTRY", str(tmp_path / "none"))
+    assert "run: telescope env sync" in " ".join(telescope("env", "info", "toy")[1].split())
     assert json.loads(telescope("env", "info", "toy", "--json")[1])["locked"]["sha256"] == "0" * 64
 
 

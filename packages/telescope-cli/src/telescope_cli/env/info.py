@@ -70,22 +70,18 @@ def info(
     if adapted(name) is not None or names_class(name) or names_folder(name):
         _show_unpublished(locate_environment(name), as_json=as_json)
         return
-    opened = open_registry_of(name, registry)
+    is_chosen = registry is not None or bool(parse_request(name).registry)
+    opened = None
     try:
+        opened = open_registry_of(name, registry if is_chosen else _registry_of_use(name))
         release = resolve_with_warnings(opened, name, allows_yanked=True).release
-    except UnknownNameError:
-        location = InstalledLocator().locate(name)
+    except TelescopeError as error:
+        is_unknown = opened is not None and isinstance(error, UnknownNameError)
+        location = InstalledLocator().locate(name) if is_unknown or not is_chosen else None
         if location is None:
             raise
-        why = f"it is not in the registry {opened.address}"
-        is_chosen = registry is not None or parse_request(name).registry
-        if not is_chosen and location.place in _INSTALLED and location.registry:
-            try:
-                info(name, location.registry, as_json)
-                return
-            except TelescopeError as error:
-                why = f"its registry cannot tell more: {error}"
-        _show_unpublished(location, why, as_json=as_json)
+        problem = "it is not in the registry" if is_unknown else "its registry cannot tell more"
+        _show_unpublished(location, f"{problem}: {error}", as_json=as_json)
         return
     about = _about(opened, release)
     if as_json:
@@ -95,6 +91,22 @@ def info(
     typer.echo("\n".join(_wrapped(label, text) for label, text in lines))
     used = _used_settings_lines(about)
     typer.echo("\n".join(("", *used, "", *_usage(about.short_name, about.settings or ()))))
+
+
+def _registry_of_use(name: str) -> str | None:
+    """Return the registry that the environment in use here came from; None if there is none.
+
+    It is the one of the installation, else the one that the lock names.
+    """
+    try:
+        here = InstalledLocator().locate(name)
+    except TelescopeError:  # such as one that is locked and not installed
+        here = None
+    if here is not None:
+        return here.registry if here.place in _INSTALLED and here.registry else None
+    request, lock = parse_request(name), find_lock()
+    entries = read_lock(lock).environments if lock is not None else ()
+    return next((one.registry for one in entries if request.fits(one.id, one.registry)), None)
 
 
 def _about(registry: Registry, release: Release) -> _About:
