@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 from tests.core.pictures import png
 
-from telescope_cli.eval.play import host_seen_by
+from telescope_cli.eval.play import host_seen_by, telling
 from telescope_cli.main import main
+from telescope_core.errors import EndpointAccessError, EndpointLostError, ProcessDiedError
 from telescope_core.evals import EvalFolder, read_result
 
 ENVIRONMENT = '''
@@ -139,7 +140,18 @@ def test_a_key_that_is_refused_ends_at_once_and_names_its_variable(endpoint, cap
     said = " ".join(capsys.readouterr().err.split())
     assert "answered 401" in said
     assert "the API key in MY_KEY was not accepted" in said
+    assert "--resume" not in said  # nothing is there to continue
     assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize("error", [EndpointLostError, EndpointAccessError, ProcessDiedError])
+def test_an_eval_that_loses_its_endpoint_says_how_to_go_on_if_anything_is_kept(tmp_path, error):
+    folder = EvalFolder(tmp_path)
+    with pytest.raises(error, match=r"^gone$"), telling("kept", [folder]):
+        raise error("gone")
+    (tmp_path / "rollouts.jsonl").touch()
+    with pytest.raises(error, match=r"^gone\. kept$"), telling("kept", [folder]):
+        raise error("gone")
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
 from telescope_core.base.errors import (
     ConfigError,
+    EndpointError,
     NoRoomError,
+    ProcessDiedError,
     TelescopeError,
     TooManyFailedError,
 )
@@ -67,7 +69,8 @@ def evaluate(
             stack.enter_context(
                 telling(
                     f"{kept} are in {root}; repeat the command with --output "
-                    f"{quote(str(root))} --resume to continue"
+                    f"{quote(str(root))} --resume to continue",
+                    folders,
                 )
             )
             for folder in folders:
@@ -300,11 +303,18 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
 
 
 @contextmanager
-def telling(kept: str) -> Generator[None, None, None]:
-    """After a signal or on a full disk, say what is `kept` and how to go on."""
+def telling(kept: str, folders: Sequence[EvalFolder] = ()) -> Generator[None, None, None]:
+    """After a signal or on a full disk, say what is `kept` and how to go on.
+
+    Of an endpoint or a process that is gone, it is said only if one of `folders` has a rollout.
+    """
     try:
         yield
     except Interrupted as error:
         raise Interrupted(error.number, f"{error}. {kept}") from error
     except NoRoomError as error:
         raise NoRoomError(f"{error}. {kept}") from error
+    except (EndpointError, ProcessDiedError) as error:
+        if any((one.path / "rollouts.jsonl").exists() for one in folders):
+            error.args = (f"{error}. {kept}",)
+        raise
