@@ -24,7 +24,6 @@ from telescope_core.errors import ConfigError, RegistryError, TelescopeError
 from telescope_envs.publish.release import (
     require_own_name,
     require_publishable,
-    require_token,
 )
 from telescope_envs.registry import Registry
 from telescope_envs.validation import CheckResult, Level, Outcome, Report, Severity, Verdict
@@ -82,20 +81,6 @@ def test_a_staged_file(place):
 def test_a_project_outside_git(place, tmp_path):
     (place / "sorted" / ".git").rename(tmp_path / "gone")
     refused(place, place / "sorted", ConfigError, "not in a git repository.*--allow-no-git")
-
-
-def test_a_server_without_a_token_for_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "for-another-registry")
-    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://other.example")
-    remedy = "telescope hub login --registry https://hub.example"
-    with pytest.raises(ConfigError) as refusal:
-        require_token("https://hub.example")
-    assert remedy in str(refusal.value)
-    assert "for-another-registry" not in str(refusal.value), "the token of another place"
-    monkeypatch.setenv("TELESCOPE_REGISTRY", "https://hub.example")
-    require_token("https://hub.example")
-    require_token(str(tmp_path))
 
 
 def test_a_folder_without_a_project(place):

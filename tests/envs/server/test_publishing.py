@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.envs.authors import new_repository, publish
 from tests.envs.projects import TOY
 from tests.envs.server.sending import Sender, publication_now, sha256
 from tests.envs.static_host import place_at
 
-from telescope_core.errors import RegistryError
+from telescope_core.errors import ConfigError, RegistryError
 from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Validation
 from telescope_envs.registry import Registry
@@ -173,3 +174,19 @@ def test_the_client_says_what_the_server_said(hub, tmp_path):
     stranger = open_http(place_at(hub.address, tmp_path / "cache"))
     with pytest.raises(RegistryError, match=r"the request has no token; set the token"):
         stranger.publish(publication_now("0.3.0"))
+
+
+def test_who_may_not_publish_is_told_before_anything_is_built(hub, tmp_path, monkeypatch):
+    project = tmp_path / "sorted"
+    new_repository(project)
+    monkeypatch.setenv("TELESCOPE_REGISTRY", hub.address)
+    with pytest.raises(ConfigError, match=r"needs a token, and none is set; .*hub login"):
+        publish(project, hub.address)
+    hub.store.add_namespace("other", [])
+    monkeypatch.setenv("TELESCOPE_HUB_TOKEN", hub.token(owners=["other"]))
+    with pytest.raises(RegistryError, match=r"may not publish as 'acme'; its namespaces: other"):
+        publish(project, hub.address, bump="patch", commit=True)
+    monkeypatch.setenv("TELESCOPE_HUB_TOKEN", hub.token(scope=Scope.READ))
+    with pytest.raises(RegistryError, match=r"has scope read"):
+        publish(project, hub.address)
+    assert 'version = "0.1.0"' in (project / "pyproject.toml").read_text()

@@ -28,7 +28,6 @@ from telescope_envs.publish.release import (
     release_of,
     require_own_name,
     require_publishable,
-    require_token,
     validated,
 )
 from telescope_envs.publish.source import (
@@ -45,6 +44,7 @@ from telescope_envs.records.release import Release, Source
 from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores import WritableStore
+from telescope_envs.registry.stores.http import ServedStore
 from telescope_envs.rules.admission import require_namespace, require_unreserved
 from telescope_envs.validation import (
     Outcome,
@@ -126,7 +126,8 @@ def push(project: Path, options: PushOptions) -> PushResult:
     store = open_writable(options.registry)
     try:
         if not options.dry_run:
-            require_token(store.address)
+            if isinstance(store, ServedStore):
+                store.require_publisher(read_identity(project).owner)
             require_signing(options.attest)
         with tempfile.TemporaryDirectory() as scratch:
             prepared = _prepare(project, Path(scratch), Registry(store), source, options)

@@ -21,7 +21,6 @@ from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import LONGEST_TEXT, split_distribution
 from telescope_envs.records.projects import read_datasets
 from telescope_envs.records.release import FILENAME, Dataset, Release, Validation
-from telescope_envs.registry.credentials import login_hint, token_for
 from telescope_envs.registry.registry import Registry
 from telescope_envs.rules.admission import is_published, near_ids
 from telescope_envs.validation import LEVELS, Outcome, Report, Verdict
@@ -121,14 +120,6 @@ def declared_datasets(project: Path) -> list[Dataset]:
         return read_datasets(project) or []
     except ConfigError as error:
         raise ConfigError(f"{project / 'datasets.json'}: {error}") from None
-
-
-def require_token(address: str) -> None:
-    """Raise ConfigError if a server's token is missing, before anything is built or committed."""
-    if address.startswith(("http://", "https://")) and token_for(address) is None:
-        raise ConfigError(
-            f"publishing to {address} needs a token, and none is set; {login_hint(address)}"
-        )
 
 
 def require_own_name(registry: Registry, environment_id: str, *, new_name_ok: bool) -> None:

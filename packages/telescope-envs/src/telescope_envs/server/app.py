@@ -424,9 +424,14 @@ class HubApp:
         headers = {"ETag": etag_of(record)}
         return Response(record, media_type="application/json", headers=headers)
 
-    async def about_token(self, request: Request) -> dict[str, object]:
-        """Return label, scope, owners and end of the request's token."""
-        token = self.callers.of(request, Scope.READ)
+    async def about_token(self, request: Request, publishes: str = "") -> dict[str, object]:
+        """Return label, scope, owners and end of the request's token.
+
+        Refuses a token that may not publish as the owner `publishes`, if one is given.
+        """
+        token = self.callers.of(request, Scope.PUBLISH if publishes else Scope.READ)
+        if publishes:
+            self.callers.again(token, publishes)
         return {
             "id": token.id,
             "label": token.label,

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from telescope_core.base.errors import RegistryError
+from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
 from telescope_envs.records.files import MAX_FILE_BYTES
 from telescope_envs.records.reading import (
@@ -142,6 +142,23 @@ class ServedStore(HttpStore):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def require_publisher(self, owner: str) -> None:
+        """Raise RegistryError if `owner`'s releases would be refused; ConfigError without a token.
+
+        A server of an earlier version says so only when a release is sent.
+        """
+        if self._place.token is None:
+            raise ConfigError(
+                f"publishing to {self.address} needs a token, and none is set; "
+                f"{self._place.login_hint}"
+            )
+        request = self._opened().build_request(
+            "GET", f"{self._api}/token", params={"publishes": owner}
+        )
+        response = self._send(request)
+        if not response.is_success:
+            raise self._refused(response)
 
     def publish(self, publication: Publication) -> bool:
         """Send the release with its files in one request; False if it was already published."""
