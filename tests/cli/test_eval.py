@@ -283,6 +283,7 @@ def test_an_eval_on_a_full_disk_says_how_to_go_on(endpoint, place, capsys, monke
         ),
         (["echo_env:Echo", "--base-url", "URL", "--env.sise", "3"], 2, "did you mean 'size'"),
         (["echo_env:Echo", "--base-url", "URL", "--env.size", "x"], 2, "echo_env.py): env.size: "),
+        (["echo_env:Echo", "--base-url", "URL", "--env.words", "[NaN]"], 2, "NaN is not a finite"),
         (
             ["echo_env:Echo", "--base-url", "URL", "--env.inner.dept", "3"],
             2,

@@ -117,9 +117,9 @@ def test_settings_that_were_given_reach_the_endpoint_and_the_record(endpoint):
     [
         (("--extra-body", "top_k=20"), "must be a JSON object"),
         (("--extra-body", "[1]"), "must be a JSON object"),
-        (("--extra-body", '{"x": NaN}'), "with finite numbers"),
-        (("--extra-body", '{"x": 1e400}'), "with finite numbers"),
-        (("--extra-body", '{"x": 1, "x": 2}'), "no key twice"),
+        (("--extra-body", '{"x": NaN}'), "NaN is not a finite number"),
+        (("--extra-body", '{"x": 1e400}'), "1e400 is not a finite number"),
+        (("--extra-body", '{"x": 1, "x": 2}'), "has the key 'x' twice"),
         (("--extra-body", '{"temperature": 1}'), "has an option of its own, --temperature"),
         (("--extra-body", '{"n": 4}'), "--rollouts asks several times"),
         (("--extra-body", '{"top_p": 1}', "--top-p", "0.5"), "both set top_p; give it once"),

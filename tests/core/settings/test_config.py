@@ -229,6 +229,8 @@ def test_mistakes_in_a_file_name_the_file_the_key_and_the_fix(write, text, expec
         (["--weight", "2"], "'weight' is a setting of each [[plays]] entry"),
         (["--items.0.name", "x"], "pass a list or table as a whole, in JSON"),
         (["--items.name", "x"], "pass a list or table as a whole, in JSON"),
+        (["--items", '[{"name": "x", "name": "y"}]'], "an object has the key 'name' twice"),
+        (["--items", "[{name: 1}]"], "begins like JSON but is not valid JSON"),
         (
             ["--fit.size", "1"],
             "'size' is a setting, but it does not belong to [fit]; set it in [body]",

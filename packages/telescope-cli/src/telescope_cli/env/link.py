@@ -10,6 +10,7 @@ import typer
 
 from telescope_cli.env.options import AllowSdistOption, JsonOption, split_names
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.json_text import read_json
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.finding.schemes import adapted, require_adapted, schemes
 from telescope_envs.install.adapted import framework_version, link_adapted
@@ -86,8 +87,8 @@ def link(
 
 def _settings(text: str) -> dict[str, Any]:
     try:
-        found: object = json.loads(text)
-    except json.JSONDecodeError as error:
+        found = read_json(text)
+    except ValueError as error:
         raise ConfigError(f"--settings: {error}; expected a JSON object, got {text!r}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--settings: expected a JSON object, got {text!r}")

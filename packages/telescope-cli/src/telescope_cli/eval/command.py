@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -31,6 +31,7 @@ from telescope_cli.eval.view import (
 )
 from telescope_cli.output import prints_kept_off
 from telescope_core.base.errors import ConfigError, TooManyFailedError
+from telescope_core.base.json_text import read_json
 from telescope_core.base.open_files import raise_limit
 from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
@@ -309,31 +310,24 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
     )
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key is given twice")
-    return found
-
-
 def _object(text: str | None) -> dict[str, JsonValue]:
     if text is None:
         return {}
+    fields, problem = None, ""
     try:
-        fields = json.loads(text, object_pairs_hook=_without_repeats)
-        json.dumps(fields, allow_nan=False)  # 1e400 is read as infinity
-    except ValueError:
-        fields = None
+        fields = read_json(text)
+    except ValueError as error:
+        problem = f" ({error})"
     if not isinstance(fields, dict):
         raise ConfigError(
-            f"--extra-body must be a JSON object such as '{{\"top_k\": 20}}', with finite numbers "
-            f"and no key twice, got {text!r}"
+            f"--extra-body must be a JSON object such as '{{\"top_k\": 20}}', got {text!r}{problem}"
         )
-    for name in cast(dict[str, Any], fields):
+    for name in fields:
         if name in _OWN:
             raise ConfigError(f"--extra-body: {name} has an option of its own, {_OWN[name]}")
         if name in _NOT_OURS:
             raise ConfigError(f"--extra-body: {name} cannot be given: {_NOT_OURS[name]}")
-    return cast(dict[str, JsonValue], fields)
+    return fields
 
 
 def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:

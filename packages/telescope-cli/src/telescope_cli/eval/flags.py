@@ -1,11 +1,11 @@
 """Parse the flags of `telescope eval` that typer cannot: `--env.x value`, and lists of k."""
 
-import json
 from typing import Any, NamedTuple, cast
 
 import typer
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.json_text import read_json
 
 _PREFIX = "--env."
 
@@ -74,8 +74,8 @@ def _value(text: str, flag: str) -> Any:
     if not text.startswith(("[", "{")):
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        return read_json(text)
+    except ValueError as error:
         raise ConfigError(
-            f"{flag}: {text!r} begins like JSON but is not valid JSON; check its quotes"
+            f"{flag}: {text!r} begins like JSON but is not valid JSON ({error}); check its quotes"
         ) from None

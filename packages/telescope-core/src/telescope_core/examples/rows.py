@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.json_text import object_of
 from telescope_core.base.messages import REASONING_FIELDS, message_from_json, message_to_record
 from telescope_core.base.types import Example, Message
 from telescope_core.examples.checks import IN_INFO, as_text
@@ -384,7 +385,7 @@ def _require_once(names: Sequence[str], where: str) -> None:
 
 def _parsed(text: str, where: str) -> object:
     try:
-        return json.loads(text, parse_float=_number, object_pairs_hook=_object)
+        return json.loads(text, parse_float=_number, object_pairs_hook=object_of)
     except json.JSONDecodeError as error:
         raise EnvironmentLoadError(
             f"{where} is not JSON: {error.msg} (line {error.lineno}, column {error.colno}); a file "
@@ -409,15 +410,6 @@ def _number(text: str) -> float:
     if not is_kept:
         raise ValueError(f"the number {text:.40} would become {number!r}; write it as text")
     return number
-
-
-def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object; raises ValueError if it has a key twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise ValueError(f"an object has the field {name!r} twice; keep one of them")
-    return found
 
 
 def _as_row(value: object, where: str) -> Row:

@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from telescope_core.base.errors import ConfigError, nearest
+from telescope_core.base.json_text import read_json
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.base.setting_problems import SettingProblem, problems_of
 from telescope_core.base.types import JsonValue
@@ -193,7 +194,7 @@ def _read_flags(
         kinds = _plain_kinds(names.annotation(path))
         if not has_text:
             text = _next_text(flag, rest, kinds)
-        value = _flag_value(text, kinds)
+        value = _flag_value(text, kinds, origin)
         unknown += _unknown_in_items(names.annotation(path), value, origin, path[-1])
         found.append((path, value, origin))
     return found
@@ -245,7 +246,7 @@ def _plain_kinds(annotation: object) -> set[object]:
     return {origin or annotation}
 
 
-def _flag_value(text: str, kinds: set[object]) -> JsonValue:
+def _flag_value(text: str, kinds: set[object], origin: str) -> JsonValue:
     if type(None) in kinds and text == "null":
         return None
     if bool in kinds and text.lower() in ("true", "false"):
@@ -253,8 +254,13 @@ def _flag_value(text: str, kinds: set[object]) -> JsonValue:
     if str in kinds or Path in kinds:
         return text
     try:
-        return cast(JsonValue, json.loads(text))
-    except json.JSONDecodeError:
+        return read_json(text)
+    except ValueError as error:
+        if text.startswith(("[", "{")):
+            raise ConfigError(
+                f"{origin}: {text!r} begins like JSON but is not valid JSON ({error}); check its "
+                "quotes"
+            ) from None
         return text
 
 
