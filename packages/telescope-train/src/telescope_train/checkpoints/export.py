@@ -31,7 +31,7 @@ from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.checkpoints.base_model import base_folders, find_base
 from telescope_train.checkpoints.folders import RunCheckpoint, by_exporting, require_whole
 from telescope_train.config.schema import ModelSection, TrainerSection
-from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
+from telescope_train.models.load import load_model, torch_dtype
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.lora import (
     ADAPTER_FOLDER,
@@ -40,6 +40,7 @@ from telescope_train.models.lora import (
     merged_weights,
     write_adapter,
 )
+from telescope_train.models.saving import save_model
 
 _WEIGHTS = "model.lm."
 """Prefix of the names of the weights in a checkpoint."""
@@ -100,8 +101,7 @@ def export_checkpoint(
         model = _model_with(weights, checkpoint, wanted)
         for path in checkpoint.model_path.iterdir():
             shutil.copyfile(path, partial / path.name)
-        with no_progress_bars():
-            model.save_pretrained(partial, max_shard_size=max_shard_size)
+        save_model(model, partial, max_shard_size=max_shard_size)
         kept = checkpoint.model_path / "generation_config.json"
         if kept.is_file():
             shutil.copyfile(kept, partial / kept.name)

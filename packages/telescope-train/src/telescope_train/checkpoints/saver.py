@@ -8,7 +8,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +33,6 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
-from telescope_train.models.location import locate_model
 from telescope_train.models.source import trained_config
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
@@ -304,7 +303,7 @@ def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
     """Write the description to `folder`, with which the weights can become a model anywhere."""
-    from transformers import GenerationConfig
+    from telescope_train.models.saving import save_generation_config
 
     config = trained_config(
         settings.model,
@@ -312,6 +311,5 @@ def save_model_description(folder: Path, settings: ModelSection) -> None:
         trust_remote_code=settings.trust_remote_code,
     )
     config.save_pretrained(folder)
-    with suppress(OSError):  # a model need not have a generation config
-        GenerationConfig.from_pretrained(locate_model(settings.model)).save_pretrained(folder)
+    save_generation_config(settings.model, folder)
     load_tokenizer(settings).save_pretrained(folder)

@@ -30,6 +30,7 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.records.folders import whole_folder
 from telescope_train.models.load import no_progress_bars, require_loaded, torch_dtype
 from telescope_train.models.location import first_line, require_replaceable
+from telescope_train.models.saving import save_model
 from telescope_train.models.source import quiet_transformers
 
 MAGIC = b"GGUF"
@@ -76,7 +77,7 @@ def import_gguf(source: Path, output: Path, *, dtype: str = "float32") -> Import
     nats = _surprise(model, tokenizer)
     with whole_folder(output) as partial, no_progress_bars():
         tokenizer.save_pretrained(partial)
-        model.to(wanted).save_pretrained(partial)
+        save_model(model.to(wanted), partial)
     return ImportedModel(
         path=output,
         architecture=str(model.config.model_type),

@@ -5,7 +5,6 @@
 
 import copy
 import math
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +49,8 @@ from telescope_train.models.attention.choice import (
     no_sharing,
 )
 from telescope_train.models.load import torch_dtype
-from telescope_train.models.location import locate_model
+from telescope_train.models.saving import save_generation_config
 from telescope_train.models.source import read_source, require_tensors
-
-_GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +204,5 @@ def save_model(
         config.dtype = loaded.dtype
         config.architectures = [type(loaded.empty).__name__]
         config.save_pretrained(partial)
-        generation = Path(locate_model(settings.model.model)) / _GENERATION
-        if generation.is_file():
-            shutil.copyfile(generation, partial / _GENERATION)
+        save_generation_config(settings.model.model, partial)
         load_tokenizer(settings.model).save_pretrained(partial)

@@ -1,0 +1,41 @@
+"""Saves models with the generation config that they came with.
+
+transformers loads a generation config with sampling values and without `do_sample`, as some
+published models have one, and refuses to save it. A trained model must not be lost for that.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from telescope_train.models.load import no_progress_bars
+from telescope_train.models.location import locate_model
+
+
+def save_model(lm: PreTrainedModel, folder: Path, **options: Any) -> None:
+    """Write `lm` as its `save_pretrained` does with `options`, whatever its generation config."""
+    config = lm.generation_config
+    lm.generation_config = GenerationConfig()
+    try:
+        with no_progress_bars():
+            lm.save_pretrained(folder, **options)
+    finally:
+        lm.generation_config = config
+    _write(config, folder)
+
+
+def save_generation_config(model: str, folder: Path) -> None:
+    """Write the generation config of the folder or Hub id `model`, if it has one, to `folder`."""
+    config = None
+    with suppress(OSError):
+        config = GenerationConfig.from_pretrained(locate_model(model))
+    if config is not None:
+        _write(config, folder)
+
+
+def _write(config: GenerationConfig, folder: Path) -> None:
+    # The compile config is no JSON, and not of the model.
+    path = folder / "generation_config.json"
+    config.to_json_file(path, use_diff=True, keys_to_pop=["compile_config"])
