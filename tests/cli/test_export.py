@@ -251,6 +251,9 @@ def test_adapters_are_merged_into_the_model_that_they_were_trained_on(
     code, _, said = telescope(adapted / "run", "--output", tmp_path / "out")
     assert (code, said) == (0, "")
     expected = (tmp_path / "out" / "model.safetensors").read_bytes()
+    for folder in (adapted / "run" / "checkpoints" / "final" / "hf", tmp_path / "out"):
+        adapter = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        assert adapter["base_model_name_or_path"] == str(adapted / "models" / "tiny")
     # Moved together, and no longer where it is recorded.
     shutil.copytree(adapted, tmp_path / "moved")
     checkpoint = tmp_path / "moved" / "run" / "checkpoints" / "final"

@@ -95,7 +95,8 @@ def export_checkpoint(
                 trust_remote_code=settings.trust_remote_code,
                 location=base,
             ).model
-            add_adapters(lm, trainer, model_name=settings.model)
+            named = base if base is not None and base_folders(checkpoint) else settings.model
+            add_adapters(lm, trainer, model_name=named)
             weights = _merge(weights, lm, settings, adapter_folder=partial / ADAPTER_FOLDER)
         weights = {name: value.to(wanted) for name, value in weights.items()}
         model = _model_with(weights, checkpoint, wanted)

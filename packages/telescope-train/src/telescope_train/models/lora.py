@@ -29,17 +29,22 @@ ADAPTER_FOLDER = "adapter"
 
 
 def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
-    """Freeze `lm` and add float32 adapters to the matrices in `lora_target_modules`."""
+    """Freeze `lm` and add float32 adapters to the matrices in `lora_target_modules`.
+
+    `model_name`: the folder or Hub id of `lm`. Of a folder, what is saved names the absolute path,
+    because peft looks for it from any working directory.
+    """
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
     require_targets(lm, trainer.lora_target_modules)
+    folder = Path(model_name).expanduser()
     config = LoraConfig(
         r=trainer.lora_rank,
         lora_alpha=trainer.lora_alpha,
         lora_dropout=trainer.lora_dropout,
         target_modules=list(trainer.lora_target_modules),
-        base_model_name_or_path=model_name,
+        base_model_name_or_path=str(folder.resolve()) if folder.is_dir() else model_name,
         task_type="CAUSAL_LM",
     )
     inject_adapter_in_model(config, lm, adapter_name=ADAPTER)
