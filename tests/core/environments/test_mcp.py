@@ -269,7 +269,7 @@ async def test_a_call_that_hangs_far_away_ends_at_its_limit(address):
         (McpServer(command=("no-such-program",)), "FileNotFoundError"),
         (McpServer(command=(sys.executable, "-c", "print(1/0)")), "ZeroDivisionError"),
         (McpServer(command=("sleep", "100"), startup_timeout_s=0.3), "0.3 s"),
-        (McpServer(url=NOBODY), f"MCP server {NOBODY} "),
+        (McpServer(url=NOBODY, startup_timeout_s=0.3), f"MCP server {NOBODY} "),
     ],
     ids=["no program", "breaks", "says nothing", "nobody listens"],
 )

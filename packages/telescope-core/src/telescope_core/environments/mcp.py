@@ -11,6 +11,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
@@ -35,15 +36,39 @@ from telescope_core.environments.tool_functions import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mcp import Client
+    import httpx2
+    from mcp import Client, MCPError
     from mcp.client import Transport
     from mcp.shared.message import SessionMessage
     from mcp.types import CallToolResult, ImageContent
 
 _CONNECTION_CLOSED = -32000
 """JSON-RPC error code with which the `mcp` package reports a closed connection."""
+_UNREADABLE = -32700
+"""JSON-RPC error code with which the `mcp` package reports an answer that it cannot read."""
+_NO_SESSION = 404
+_TOO_LARGE = 413
+_OUTAGE = (502, 503, 504)
+"""HTTP status of proxies whose server is gone, as while it restarts."""
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _LOG_TAIL = 2000
+_MOST_NESTED = 200
+"""Levels of arguments; pydantic, with which the `mcp` package writes them, refuses some 50 more."""
 _HINT = "pip install 'telescope-core[mcp]'"
+
+
+@dataclass(slots=True)
+class _HttpAnswer:
+    """What the latest HTTP response to a request was, if it cannot be the MCP server's answer."""
+
+    status: int = 0
+    trouble: str = ""
+    """What was wrong with it; empty = nothing."""
+
+
+_HTTP_ANSWER: ContextVar[_HttpAnswer | None] = ContextVar("http_answer", default=None)
+"""Where the response to the present request is noted. The `mcp` package sends a request in the
+context of its caller, and its errors do not tell those of the server from those on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +92,8 @@ class McpServer:
     """Whether each rollout gets its own connection and, with `command`, its own process. Otherwise
     all rollouts share one connection and any state that the server keeps."""
     startup_timeout_s: float = 30.0
-    """Seconds within which the server must start and list its tools."""
+    """Seconds within which the server must start and list its tools. A `url` that refuses
+    connections, as while its server restarts, is tried again for as long."""
     images: bool = False
     """Whether the policy gets the pictures in results. A model that reads text alone refuses them,
     so otherwise they are only named."""
@@ -101,6 +127,7 @@ class McpConnections:
         self._servers = tuple(servers)
         self._shared: dict[int, McpConnection] = {}
         self._locks = [asyncio.Lock() for _ in servers]
+        self._failures: dict[int, list[EnvironmentLoadError]] = {}
         self._listed: dict[int, list[Tool]] = {}
 
     @property
@@ -126,12 +153,22 @@ class McpConnections:
             await connection.close()
 
     async def _shared_connection(self, index: int) -> "McpConnection":
+        failures = self._failures.setdefault(index, [])
+        num_failures = len(failures)
         async with self._locks[index]:
             connection = self._shared.get(index)
             if connection is None or not connection.is_usable():
+                if len(failures) > num_failures:
+                    # Others waited meanwhile for as long as the server may take.
+                    raise EnvironmentLoadError(str(failures[-1]))
                 if connection is not None:
                     await connection.close()
-                connection = self._shared[index] = await McpConnection.open(self._servers[index])
+                try:
+                    connection = await McpConnection.open(self._servers[index])
+                except EnvironmentLoadError as error:
+                    failures.append(error)
+                    raise
+                self._shared[index] = connection
             return connection
 
 
@@ -144,6 +181,8 @@ class McpConnection:
         self._client: Client | None = None
         self._closing = asyncio.Event()
         """Set by `close`, and when the server's process closes its output, as by ending."""
+        self._lost = ""
+        """Why no call can be made any more, if a call has found out; empty = none has."""
         self._said = ""
         """The end of what the server's process wrote to stderr; known when the connection ended."""
         self._loop = asyncio.get_running_loop()
@@ -178,29 +217,31 @@ class McpConnection:
     async def call(self, name: str, text: str, episode: Episode[Any]) -> str | Message:
         """Call a tool by the name the server gives it, with arguments in JSON text.
 
-        Raises ToolError when the server refuses the call, and ProcessDiedError when it is gone.
+        Raises ToolError when the server refuses the call, and ProcessDiedError when it is gone or
+        cannot be reached.
         """
         from mcp import MCPError
 
-        arguments = json_object(text or "{}")
-        if arguments is None:
-            raise BadArgumentsError(f"the arguments of {name} must be a JSON object, got {text!r}")
-        try:
-            json.dumps(arguments, allow_nan=False)
-        except ValueError:  # the client would send null
-            raise BadArgumentsError(
-                f"the arguments of {name} hold NaN or a number beyond 64 bits, which JSON does not "
-                f"have, got {text!r}; give a finite number"
-            ) from None
+        arguments = _arguments_of(name, text)
         if self._client is None:
-            raise self._gone("it was closed")
+            raise self._gone(self._lost or "it was closed")
+        answer = _HttpAnswer()
+        noting = _HTTP_ANSWER.set(answer)
         try:
             result = await self._client.call_tool(name, arguments)
         except MCPError as error:
-            if error.code != _CONNECTION_CLOSED:
+            if answer.status == _TOO_LARGE:
+                raise BadArgumentsError(
+                    f"the arguments of {name} are too long for the server, which answered "
+                    f"{answer.trouble}; give shorter ones"
+                ) from None
+            if not _is_on_the_way(error, answer):
                 raise ToolError(error.message) from None
+            self._lost = self._lost or answer.trouble or error.message
             await self.close()
-            raise self._gone(error.message) from None
+            raise self._gone(self._lost) from None
+        finally:
+            _HTTP_ANSWER.reset(noting)
         parts = _parts_of(result)
         if result.is_error:
             raise ToolError("\n".join(map(_named, parts)))
@@ -210,20 +251,20 @@ class McpConnection:
 
     async def _hold(self) -> None:
         """Open the connection, set `tools` and `_client`, and hold it open until `_closing`."""
+        answer = _HttpAnswer()
+        _HTTP_ANSWER.set(answer)  # This task's alone.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
             try:
                 async with asyncio.timeout(self.server.startup_timeout_s) as startup:
-                    async with _connected(self.server, log, self._closing) as client:
-                        self.tools = await self._list_tools(client)
-                        startup.reschedule(None)
-                        self._client = client
-                        self._ready.set_result(None)
-                        await self._closing.wait()
+                    wait_s = _SHORTEST_WAIT_S
+                    while not await self._has_held(log, startup, answer, wait_s):
+                        await asyncio.sleep(wait_s)
+                        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             except Exception as error:  # noqa: BLE001 - raised again by the code that awaits `_ready`
                 self._said = _tail_of(log)
                 failure = error
                 if not isinstance(error, ConfigError | EnvironmentLoadError):
-                    reason = _reason(error, self.server.startup_timeout_s)
+                    reason = answer.trouble or _reason(error, self.server.startup_timeout_s)
                     advice = (
                         "check the address" if self.server.url else "try the command in a shell"
                     )
@@ -236,6 +277,32 @@ class McpConnection:
             finally:
                 self._said = _tail_of(log)
                 self._client = None
+
+    async def _has_held(
+        self, log: IO[str], startup: asyncio.Timeout, answer: _HttpAnswer, wait_s: float
+    ) -> bool:
+        """Connect and hold the connection until `_closing`.
+
+        Returns False if the server at a URL may be restarting and there is time to try again after
+        `wait_s`; an error of the last try says more than that the time is over.
+        """
+        answer.status, answer.trouble = 0, ""
+        try:
+            async with _connected(self.server, log, self._closing) as client:
+                self.tools = await self._list_tools(client)
+                startup.reschedule(None)
+                self._client = client
+                self._ready.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            give_up_s = startup.when()
+            may_restart = answer.status in _OUTAGE or _is_refused(error)
+            if not self.server.url or not may_restart or give_up_s is None:
+                raise
+            if self._loop.time() + wait_s >= give_up_s:
+                raise
+            return False
+        return True
 
     async def _list_tools(self, client: "Client") -> list[Tool]:
         found: list[Tool] = []
@@ -271,11 +338,49 @@ class McpConnection:
     def _gone(self, reason: str) -> ProcessDiedError:
         return ProcessDiedError(
             f"{self.server.origin} is gone ({reason}); the next rollout connects again. Find out "
-            "why the server ended or closes its connections" + self._output()
+            "why the server ended, cannot be reached or closes its connections" + self._output()
         )
 
     def _output(self) -> str:
         return f". Its output:\n{self._said}" if self._said else ""
+
+
+def _arguments_of(name: str, text: str) -> dict[str, JsonValue]:
+    """Return the arguments of a call; raises BadArgumentsError for those that cannot be sent."""
+    arguments = json_object(text or "{}")
+    if arguments is None:
+        raise BadArgumentsError(f"the arguments of {name} must be a JSON object, got {text!r}")
+    if _is_deep(arguments):
+        raise BadArgumentsError(
+            f"the arguments of {name} are nested more than {_MOST_NESTED} levels deep, got "
+            f"{text!r:.80}...; give flatter ones"
+        )
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # the client would break off the connection of all rollouts
+        raise BadArgumentsError(
+            f"the arguments of {name} hold half of a surrogate pair, which is no character, "
+            f"got {text!r}; give whole characters"
+        ) from None
+    except ValueError:  # the client would send null
+        raise BadArgumentsError(
+            f"the arguments of {name} hold NaN or a number beyond 64 bits, which JSON does not "
+            f"have, got {text!r}; give a finite number"
+        ) from None
+    return arguments
+
+
+def _is_deep(value: JsonValue) -> bool:
+    level = [value]
+    for _ in range(_MOST_NESTED):
+        inside: list[JsonValue] = []
+        for one in level:
+            if isinstance(one, dict):
+                inside += one.values()
+            elif isinstance(one, list):
+                inside += one
+        level = inside
+    return bool(level)
 
 
 def _require_package() -> None:
@@ -355,6 +460,7 @@ async def _connected(
                 headers=dict(server.headers),
                 timeout=limits,
                 verify=_tls_context(os.environ.get("SSL_CERT_FILE", "")),
+                event_hooks={"response": [_note_answer]},
             ) as http,
             Client(streamable_http_client(server.url, http_client=http)) as client,
         ):
@@ -366,6 +472,53 @@ async def _connected(
         transport = stdio_client(parameters, errlog=cast(TextIO, log))
         async with Client(_watched(transport, ended)) as client:
             yield client
+
+
+async def _note_answer(response: "httpx2.Response") -> None:
+    """Note in `_HTTP_ANSWER` whether a response can be the MCP server's own answer."""
+    answer = _HTTP_ANSWER.get()
+    if answer is None:
+        return
+    kind = response.headers.get("content-type", "").lower()
+    is_answer = response.status_code == 200 and kind.startswith(
+        ("application/json", "text/event-stream")
+    )
+    # The protocol has 404 for a session that the server does not know, whatever the body says.
+    is_refused = response.status_code == 401 or (
+        response.status_code == _NO_SESSION and "mcp-session-id" in response.request.headers
+    )
+    if response.status_code >= 400 and not is_refused and kind.startswith("application/json"):
+        # A server may also send an error of its own with such a status.
+        is_answer = _is_rpc_error(await response.aread())
+    answer.status = 0 if is_answer else response.status_code
+    answer.trouble = ""
+    if not is_answer:
+        answer.trouble = f"HTTP {response.status_code} {response.reason_phrase}".strip()
+        if response.status_code < 300:
+            answer.trouble += (
+                f" with {kind.partition(';')[0] or 'no content type'}, no answer of MCP"
+            )
+        elif response.status_code == _NO_SESSION and is_refused:
+            answer.trouble += ", the server does not know the session"
+
+
+def _is_rpc_error(body: bytes) -> bool:
+    found = json_object(body)
+    return found is not None and "jsonrpc" in found and isinstance(found.get("error"), dict)
+
+
+def _is_on_the_way(error: "MCPError", answer: _HttpAnswer) -> bool:
+    """Return whether the server itself did not send `error`."""
+    is_unreadable = error.code == _UNREADABLE and error.message.startswith("Failed to parse ")
+    return error.code == _CONNECTION_CLOSED or is_unreadable or bool(answer.trouble)
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Return whether nobody listens at the address, now at least."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_refused, cast(BaseExceptionGroup[BaseException], error).exceptions))
+    cause = error.__cause__ or error.__context__
+    return isinstance(error, ConnectionRefusedError) or (cause is not None and _is_refused(cause))
 
 
 @cache
