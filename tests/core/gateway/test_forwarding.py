@@ -324,6 +324,66 @@ async def test_allowed_tools_of_responses_are_passed_on_in_the_form_of_the_chat_
     assert sent["tool_choice"] == {"type": "allowed_tools", "allowed_tools": allowed}
 
 
+async def test_what_is_empty_is_not_passed_on_to_an_endpoint_that_refuses_it():
+    call = {"name": "f", "arguments": "{}", "call_id": "c"}
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+
+    async def program(client, model):
+        await client.responses.create(
+            model=model,
+            input=[
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "ho"},
+                {"type": "function_call", **call},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+                {"role": "assistant", "content": "one"},
+                {"role": "user", "content": "more"},
+            ],
+            tools=[],
+            tool_choice="auto",
+            parallel_tool_calls=False,
+        )
+        results = [{"type": "tool_result", "tool_use_id": "c", "content": "1"}]
+        await client.post(
+            "/messages",
+            body={
+                "model": model,
+                "max_tokens": 5,
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": [{"type": "text", "text": "ho"}, use]},
+                    {"role": "user", "content": results},
+                    {"role": "assistant", "content": "one"},
+                    {"role": "user", "content": "more"},
+                ],
+                "stop_sequences": [],
+                "tools": [],
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            },
+            cast_to=httpx.Response,
+        )
+        return "fine"
+
+    async with evaluated(program, reply("fine"), reply("fine")) as (endpoint, _, row, _):
+        sent = list(endpoint.requests)
+    assert row.reward == 1.0, row.error
+    function = {"name": "f", "arguments": "{}"}
+    for one in sent:
+        assert one["messages"] == [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": "ho",
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+            {"role": "assistant", "content": "one"},
+            {"role": "user", "content": "more"},
+        ]
+        assert not {"tools", "tool_choice", "parallel_tool_calls"} & one.keys()
+        assert one["stop"] == ["END"], "that of the eval"
+
+
 async def test_the_limit_of_the_eval_holds_for_programs_too():
     async def program(client, model):
         ask = [{"role": "user", "content": "hi"}]

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import msgspec
 
-from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
+from telescope_core.gateway.as_chat import (
+    Placed,
+    answer_for,
+    chat_messages,
+    in_words_of,
+    without_use_of_no_tools,
+)
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
@@ -69,7 +75,7 @@ def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     placed = [*_system(given.get("system")), *_messages(given.get("messages"))]
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     fields["messages"] = chat_messages(placed)
-    if "stop_sequences" in given:
+    if given.get("stop_sequences"):
         fields["stop"] = given["stop_sequences"]
     if tools := given.get("tools"):
         fields["tools"] = _tools(tools)
@@ -79,7 +85,7 @@ def read_anthropic(body: object, read: Callable[[object], ChatRequest]) -> ChatR
         schema = {"name": "output", "schema": form.get("schema")}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     try:
-        return read(fields)
+        return read(without_use_of_no_tools(fields))
     except Refusal as refusal:
         raise in_words_of(refusal, placed, _NAMES) from None
 

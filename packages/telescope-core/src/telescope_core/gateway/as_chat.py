@@ -47,7 +47,26 @@ def chat_messages(placed: Sequence[Placed]) -> list[dict[str, Any]]:
             "an answer that goes on from the text of an assistant message is not sampled here; "
             "end with a message of the user",
         )
-    return [{**one.message, "content": _content(one.message["content"])} for one in placed]
+    return [
+        {
+            # Endpoints refuse an empty list of calls, and many do not know reasoning_content.
+            **{name: value for name, value in one.message.items() if value or name == "content"},
+            "content": _content(one.message["content"]),
+        }
+        for one in placed
+    ]
+
+
+def without_use_of_no_tools(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields` of a chat request without what says how to use tools, if it has none.
+
+    The chat API refuses these where no tools are offered, but the other APIs take them.
+    """
+    is_idle = not fields.get("tools")
+    idle: set[str] = {"parallel_tool_calls"} if is_idle else set()
+    if is_idle and fields.get("tool_choice") in ("auto", "none"):
+        idle.add("tool_choice")
+    return {name: value for name, value in fields.items() if name not in idle}
 
 
 def _content(parts: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -9,7 +9,13 @@ import binascii
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from telescope_core.gateway.as_chat import Placed, answer_for, chat_messages, in_words_of
+from telescope_core.gateway.as_chat import (
+    Placed,
+    answer_for,
+    chat_messages,
+    in_words_of,
+    without_use_of_no_tools,
+)
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
@@ -77,7 +83,7 @@ def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     if "tool_choice" in given:
         fields["tool_choice"] = _tool_choice(given["tool_choice"])
     try:
-        return read(fields | _text_settings(given.get("text")))
+        return read(without_use_of_no_tools(fields) | _text_settings(given.get("text")))
     except Refusal as refusal:
         raise in_words_of(refusal, placed, _NAMES) from None
 
