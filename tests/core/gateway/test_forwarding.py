@@ -384,6 +384,23 @@ async def test_what_is_empty_is_not_passed_on_to_an_endpoint_that_refuses_it():
         assert one["stop"] == ["END"], "that of the eval"
 
 
+async def test_half_of_a_surrogate_pair_is_mended_on_the_way_to_the_endpoint():
+    async def program(client, model):
+        said = rb'{"role": "user", "content": "cut \ud83d, whole \ud83d\udc22"}'
+        body = b'{"model": "%s", "messages": [%s]}' % (model.encode(), said)
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        async with httpx.AsyncClient(headers=headers) as plain:
+            answer = await plain.post(f"{client.base_url}chat/completions", content=body)
+        return answer.json()["choices"][0]["message"]["content"]
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert row.reward == 1.0, row.error
+    text = "cut \N{REPLACEMENT CHARACTER}, whole \N{TURTLE}"
+    assert sent["messages"] == [{"role": "user", "content": text}]
+    assert row.conversations[0][0].content == text
+
+
 async def test_the_limit_of_the_eval_holds_for_programs_too():
     async def program(client, model):
         ask = [{"role": "user", "content": "hi"}]

@@ -168,7 +168,6 @@ BODIES = {
     "deep field": b'{"model": "policy", "messages": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}",
     "no text": b"\xff\xfe",
     "only open": b"[" * 100_000,
-    "half a pair": b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
     "long integer": GOOD[:-1] + b', "temperature": ' + b"9" * 5000 + b"}",
     "too large a float": GOOD[:-1] + b', "temperature": 1e999}',
     "no number": GOOD[:-1] + b', "temperature": NaN}',
@@ -190,6 +189,13 @@ BODIES = {
 async def test_a_body_that_is_no_chat_request_is_refused_briefly(door, body, caplog):
     await require_told(door, request_of(door, body), may_pass=False)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\\udc22 x", b"x\\ud83dx", b"\xed\xa0\xbd"])
+async def test_half_of_a_surrogate_pair_is_taken_as_the_sign_for_no_character(door, half):
+    asked = b'{"model": "policy", "messages": [{"role": "user", "content": "%s"}]}' % half
+    status, body = await answered(door, request_of(door, asked))
+    assert (status, body["choices"][0]["message"]["content"]) == (200, "2")
 
 
 async def test_any_change_of_a_body_is_answered(door, caplog):

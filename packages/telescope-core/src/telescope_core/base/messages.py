@@ -114,6 +114,20 @@ def json_object(content: str | bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], found) if isinstance(found, dict) else None
 
 
+def without_halves(content: bytes) -> bytes | None:
+    """Return JSON with U+FFFD for each half of a surrogate pair, as of a cut emoji.
+
+    None if it has none, or is no JSON.
+    """
+    try:
+        value = json.loads(str(content, "utf-8", "surrogatepass"))
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    mended = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return None if mended == text else mended.encode()
+
+
 _DIGITS = 12
 """Hexadecimal digits of a digest that names an agent."""
 

@@ -4,7 +4,6 @@ Only the fields that are used are decoded, directly into typed structs. Token id
 become arrays, so that no object per token outlives the call.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Literal, TypeVar, cast
@@ -14,6 +13,7 @@ import msgspec
 
 from telescope_core.base.chains import sampled_tokens
 from telescope_core.base.errors import NOTHING_SPENT, EndpointError, SpentTokens
+from telescope_core.base.messages import without_halves
 from telescope_core.base.types import Completion, FinishReason, Message, ToolCall
 from telescope_core.chat.http import quote
 
@@ -231,27 +231,13 @@ def _decode(
             raise reported from None
         problem = f"with JSON that is not {expected} ({error})"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if (mended := _without_halves(content)) is not None:
+        if (mended := without_halves(content)) is not None:
             return _decode(decoder, mended, expected, where)
         problem = f"with something that is not complete JSON ({error})"
     raise EndpointError(
         f"{where} answered {problem}: {quote(content) or 'nothing'!r}; "
         "check that this is the base URL of an OpenAI-compatible endpoint (it usually ends in /v1)"
     )
-
-
-def _without_halves(content: bytes) -> bytes | None:
-    """Return JSON with U+FFFD for each half of a surrogate pair, as of a cut emoji.
-
-    None if it has none, or is no JSON.
-    """
-    try:
-        value = json.loads(str(content, "utf-8", "surrogatepass"))
-        text = json.dumps(value, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return None
-    mended = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return None if mended == text else mended.encode()
 
 
 def _checked(choices: Sequence[AnyChoice], content: bytes, where: str) -> AnyChoice:

@@ -20,6 +20,7 @@ from telescope_core.base.errors import (
     EndpointAccessError,
     EndpointError,
 )
+from telescope_core.base.messages import without_halves
 from telescope_core.base.retries import says_too_long
 from telescope_core.base.types import Completion, Message, ToolCall
 from telescope_core.gateway.anthropic_reply import error_json
@@ -260,7 +261,7 @@ async def read_chat(request: web.Request, read: Callable[[object], ChatRequest])
 
     def parsed() -> ChatRequest:
         try:
-            return read(msgspec.json.decode(body))
+            return read(_decoded(body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal(f"the request is not JSON: {error}", code="invalid_json") from None
         except RecursionError:
@@ -269,6 +270,15 @@ async def read_chat(request: web.Request, read: Callable[[object], ChatRequest])
     if len(body) > _MOST_READ_AT_ONCE_BYTES:
         return await asyncio.to_thread(parsed)
     return parsed()
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if (mended := without_halves(body)) is None:
+            raise
+        return msgspec.json.decode(mended)
 
 
 def answer_chat(completion: Completion, asked: ChatRequest, *, model: str) -> web.Response:
