@@ -238,6 +238,13 @@ async def test_a_wrong_key_is_refused_before_the_body_comes(door, key):
     assert status == (401 if door.kind == "gateway" else 404)
 
 
+@pytest.mark.parametrize("scheme", [b"bearer ", b"BEARER "])
+async def test_the_scheme_of_the_key_may_be_written_in_any_case(door, scheme):
+    key = scheme + door.header[1].removeprefix(b"Bearer ")
+    status, _ = await answered(door, request_of(door, key=key))
+    assert status == (200 if door.kind == "gateway" else 404), "the shim takes a name, not a key"
+
+
 async def test_a_body_that_is_too_large_is_refused_before_it_comes(door):
     length = listener.MAX_REQUEST_BYTES + 1
     status, body = await answered(door, request_of(door, b"", length=length))

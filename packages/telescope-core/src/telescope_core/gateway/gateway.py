@@ -263,7 +263,9 @@ class Gateway:
         if session is None or not session.is_open:
             raise ended()
         given = request.headers.get("Authorization") or request.headers.get("x-api-key", "")
-        given = given.removeprefix("Bearer ")
+        scheme, space, key = given.partition(" ")
+        if space and scheme.lower() == "bearer":
+            given = key
         # Takes the same time for every wrong key, so a key cannot be guessed byte by byte.
         # A header may hold bytes that are no text.
         if not compare_digest(
