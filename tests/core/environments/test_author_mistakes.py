@@ -1,5 +1,6 @@
 """Mistakes of new authors in a class: each is one message with its cause, place and remedy."""
 
+import os
 from functools import cached_property
 
 import pytest
@@ -241,6 +242,19 @@ class OneTool(ToolEnvironment):
         return len
 
 
+class ToolsRaise(ToolEnvironment):
+    data = ("a", "b")
+    right = Fine.right
+
+    def tools(self):
+        return [os.environ["NO_SUCH_ADDRESS"]]
+
+
+class ToolsExit(ToolsRaise):
+    def tools(self):
+        raise SystemExit(2)
+
+
 class Hides(Fine):
     def __init__(self, config=None):
         super().__init__(config)
@@ -286,6 +300,9 @@ class ComputedPrompt(Fine):
         (ReleasesNothing, "on_close takes a function without arguments, got None"),
         (RaisesRange, "reward_max raised KeyError: 'scale' ("),
         (OneTool, "OneTool.tools ({}) must return a list of functions and McpServers, got"),
+        (ToolsRaise, "ToolsRaise.tools ({}) raised KeyError: 'NO_SUCH_ADDRESS' ({}); there is no "),
+        (ToolsRaise, "declare it by secrets = ('NO_SUCH_ADDRESS',), because"),
+        (ToolsExit, "ToolsExit.tools ({}): sys.exit(2) was called"),
         (Hides, "self.right is set, which hides the reward of that name"),
         (Swapped, "reward_min must be below reward_max, got 1 and 0"),
         (NeverSolved, "no rollout could count as solved, because success_threshold is 1"),

@@ -5,7 +5,10 @@ Mistakes in values, names and methods must not surface in a rollout.
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -103,10 +106,7 @@ def check_built(environment: object, *, known: set[str], where: str) -> None:
             with contained():
                 value = getattr(one, name)
         except Exception as error:
-            text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-            raise EnvironmentLoadError(
-                f"{where}: {name} raised {text}{raised_at(error)}"
-            ) from error
+            raise raised_by(f"{where}: {name}", error) from error
         _require(name, value, where)
     low, high, success = one.reward_min, one.reward_max, one.success_threshold
     if not low < high:
@@ -442,16 +442,40 @@ def built(cls: type, config: object) -> Any:
             f"{where} must take (self, config=None), because it is called with the settings; it "
             f"takes ({takes}); make what it needs a field of Config"
         ) from None
+    with told_of(where):
+        return cls(config)
+
+
+@contextmanager
+def told_of(where: str) -> Generator[None, None, None]:
+    """Raise any error of an author's code in the block as an EnvironmentLoadError of `where`."""
     try:
         with contained():
-            return cls(config)
+            yield
     except (CodeExitError, StrayCancelError) as error:
         raise EnvironmentLoadError(f"{where}: {error}") from error
     except TelescopeError:
         raise
     except Exception as error:
-        text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-        raise EnvironmentLoadError(f"{where} raised {text}{raised_at(error)}") from error
+        raise raised_by(where, error) from error
+
+
+def raised_by(what: str, error: Exception) -> EnvironmentLoadError:
+    """Return an error that says what an author's code, such as a constructor, raised and where."""
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    return EnvironmentLoadError(f"{what} raised {text}{raised_at(error)}{_advice(error)}")
+
+
+def _advice(error: Exception) -> str:
+    """Return what to do where `error` is a missing variable of `os.environ`; empty for others."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_of_system = bool(frames) and frames[-1].filename in (os.__file__, "<frozen os>")
+    if not isinstance(error, KeyError) or not is_of_system:
+        return ""
+    return (
+        f"; there is no environment variable {error}: set it, and declare it by "
+        f"secrets = ({error},), because an environment's own process gets those that it declares"
+    )
 
 
 def require_built(environment: Any, *, known: set[str]) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import httpx2
-    from mcp import Client, MCPError
+    from mcp import Client
     from mcp.client import Transport
     from mcp.shared.message import SessionMessage
     from mcp.types import CallToolResult, ImageContent
@@ -235,7 +235,11 @@ class McpConnection:
                     f"the arguments of {name} are too long for the server, which answered "
                     f"{answer.trouble}; give shorter ones"
                 ) from None
-            if not _is_on_the_way(error, answer):
+            is_unreadable = error.code == _UNREADABLE and error.message.startswith(
+                "Failed to parse "
+            )
+            # Whatever else came is an error that the server itself sent.
+            if not (error.code == _CONNECTION_CLOSED or is_unreadable or answer.trouble):
                 raise ToolError(error.message) from None
             self._lost = self._lost or answer.trouble or error.message
             await self.close()
@@ -489,7 +493,8 @@ async def _note_answer(response: "httpx2.Response") -> None:
     )
     if response.status_code >= 400 and not is_refused and kind.startswith("application/json"):
         # A server may also send an error of its own with such a status.
-        is_answer = _is_rpc_error(await response.aread())
+        body = json_object(await response.aread()) or {}
+        is_answer = "jsonrpc" in body and isinstance(body.get("error"), dict)
     answer.status = 0 if is_answer else response.status_code
     answer.trouble = ""
     if not is_answer:
@@ -500,17 +505,6 @@ async def _note_answer(response: "httpx2.Response") -> None:
             )
         elif response.status_code == _NO_SESSION and is_refused:
             answer.trouble += ", the server does not know the session"
-
-
-def _is_rpc_error(body: bytes) -> bool:
-    found = json_object(body)
-    return found is not None and "jsonrpc" in found and isinstance(found.get("error"), dict)
-
-
-def _is_on_the_way(error: "MCPError", answer: _HttpAnswer) -> bool:
-    """Return whether the server itself did not send `error`."""
-    is_unreadable = error.code == _UNREADABLE and error.message.startswith("Failed to parse ")
-    return error.code == _CONNECTION_CLOSED or is_unreadable or bool(answer.trouble)
 
 
 def _is_refused(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from telescope_core.base.code_places import location_of
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.types import Message, StopReason
 from telescope_core.environments.base import Environment
+from telescope_core.environments.building import told_of
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.mcp import McpConnections, McpServer
 from telescope_core.environments.settings import EnvironmentConfig
@@ -92,7 +93,8 @@ class ToolEnvironment(MultiTurnEnvironment):
     def function_tools(self) -> list[Tool]:
         """Return the tools that are functions; raises EnvironmentLoadError for an invalid one."""
         if self.__functions is None:
-            returned: object = self.tools()
+            with told_of(location_of(self.tools)):
+                returned: object = self.tools()
             if not isinstance(returned, list | tuple):
                 raise EnvironmentLoadError(
                     f"{location_of(self.tools)} must return a list of functions and McpServers, "
