@@ -21,6 +21,7 @@ from telescope_core.chat.http import RequestLimits
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.examples import GeneratedSource
 from telescope_core.gateway import RecordedEnvironment, forwarding
+from telescope_core.gateway.messages import read_loosely
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_from_json, row_to_json
 from telescope_core.reports.rollouts_html import Pictures, sample
@@ -399,6 +400,35 @@ async def test_half_of_a_surrogate_pair_is_mended_on_the_way_to_the_endpoint():
     text = "cut \N{REPLACEMENT CHARACTER}, whole \N{TURTLE}"
     assert sent["messages"] == [{"role": "user", "content": text}]
     assert row.conversations[0][0].content == text
+
+
+async def test_the_detail_of_a_picture_is_passed_on():
+    async def program(client, model):
+        parts = [
+            {"type": "input_image", "image_url": "data:,", "detail": "low"},
+            {"type": "input_image", "image_url": "data:,"},
+        ]
+        answer = await client.responses.create(
+            model=model, input=[{"role": "user", "content": parts}]
+        )
+        return answer.output_text
+
+    async with evaluated(program, reply("fine")) as (endpoint, _, row, _):
+        (sent,) = endpoint.requests
+    assert row.reward == 1.0, row.error
+    low, other = (part["image_url"] for part in sent["messages"][0]["content"])
+    assert (low, other) == ({"url": "data:,", "detail": "low"}, {"url": "data:,"})
+
+
+def test_arguments_that_are_an_object_are_recorded_as_json():
+    given = [{"a": "\u017c", "b": [True, None]}, '{"a":1}', None]
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": one}}
+        for one in given
+    ]
+    (message,) = read_loosely([{"role": "assistant", "content": "", "tool_calls": calls}])
+    told = [call.arguments for call in message.tool_calls]
+    assert told == ['{"a": "\u017c", "b": [true, null]}', '{"a":1}', "{}"]
 
 
 async def test_the_limit_of_the_eval_holds_for_programs_too():

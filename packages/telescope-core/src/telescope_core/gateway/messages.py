@@ -4,6 +4,7 @@ If answers must be exact, a field or content that the model would not see is ref
 is passed on to another endpoint, which checks it, only recorded fields are read.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -276,7 +277,11 @@ def _recorded_calls(calls: object, where: str) -> tuple[ToolCall, ...]:
         match call:
             case {"function": {"name": str(name)}}:
                 fields = cast(dict[str, Any], call)
-                arguments = str(fields["function"].get("arguments") or "{}")
+                # Some programs send the object itself.
+                given = fields["function"].get("arguments") or "{}"
+                arguments = (
+                    given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                )
                 found.append(ToolCall(id=str(fields.get("id", "")), name=name, arguments=arguments))
             case {"type": str(kind)} if kind != "function":
                 raise unsupported(

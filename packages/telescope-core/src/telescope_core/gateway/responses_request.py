@@ -227,7 +227,9 @@ def _parts(plain: object, where: str) -> list[dict[str, Any]]:
             case {"type": "input_text" | "output_text" | "reasoning_text", "text": str(text)}:
                 found.append({"type": "text", "text": text})
             case {"type": "input_image", "image_url": str(url)}:
-                found.append({"type": "image_url", "image_url": {"url": url}})
+                detail: object = cast(dict[str, Any], one).get("detail")
+                picture = {"url": url} if detail is None else {"url": url, "detail": detail}
+                found.append({"type": "image_url", "image_url": picture})
             case _:
                 raise Refusal(
                     f"{where}[{number}] must be an input_text, an output_text or an input_image "
