@@ -6,6 +6,7 @@ arithmetic of a bounded size get through.
 """
 
 import ast
+import math
 import re
 
 EVALUATES_LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
@@ -46,7 +47,8 @@ def _bits(node: ast.expr) -> int | None:
     """Return about how many bits the value of `node` needs; None when it may not be computed."""
     match node:
         case ast.Constant(value=int() | float() as value):
-            return int(abs(value)).bit_length() + 1
+            # A literal such as 1e400 is infinite, and has no bits to count.
+            return None if value == math.inf else int(value).bit_length() + 1
         case ast.Name():
             return 1
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
