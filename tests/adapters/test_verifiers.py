@@ -164,11 +164,18 @@ def require_same(found: dict) -> None:
             assert theirs in (None, mine), (kind, cases)
     assert [one[1] for one in found["both"]["turns"]][2:] == ["max_turns", "context_length"]
     assert found["both"]["strings"][0][2] == [["user", "0+1="], ["assistant", "1"]]
+    assert [one[0] for one in found["both"]["stops"]] == [1.0, 0.0]
+    assert [one[0] for one in found["both"]["turn-stops"]] == [1.0, 0.0]
+    said = [content for role, content in found["both"]["turn-stops"][0][2] if role == "assistant"]
+    assert said == ["no</a>, 1", "1"]
+    notes = [one for one in found["said"] if "is not used here" in one]
+    assert [note.rpartition(": ")[2] for note in notes] == ["temperature, top_k", "top_p"]
     refused = found["refused"]
     assert "'robot'" in refused["roles"]
     assert "without a reward function" in refused["unscored"]
     assert "all rollouts" in refused["group"]
     assert "all rollouts" in refused["mixed-group"]
+    assert "sets guided_regex for its model" in refused["chooses"]
 
 
 def test_each_class_of_environment_is_scored_as_by_verifiers(python):

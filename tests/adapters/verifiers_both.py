@@ -7,6 +7,8 @@ environment of `verifiers_sums`, and prints the rewards, with the messages of ou
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -17,6 +19,7 @@ import verifiers.types
 
 from telescope_adapters.verifiers import VerifiersEnvironment
 from telescope_core import Completion, Message, ToolCall
+from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import ContextLengthError, TelescopeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
@@ -35,9 +38,11 @@ CASES = {
     "described": [(0, ["1"]), (1, ["2"])],
     "mixed-breaks": [(0, ["1"])],
     "worded": [(0, ["1"])],
+    "stops": [(0, ["1</a> or 2"]), (1, ["7</turn>"])],
+    "turn-stops": [(0, ["no</a>, 1</turn>, 2", "1</a> or 2"]), (1, ["2</a>1", "no", "2</turn>"])],
 }
 """Kind -> rows, by number, and what the model says in turn."""
-REFUSED = ("roles", "unscored", "group", "mixed-group")
+REFUSED = ("roles", "unscored", "group", "mixed-group", "chooses")
 
 
 def answer(said: str) -> Completion:
@@ -46,6 +51,26 @@ def answer(said: str) -> Completion:
         message = Message(role="assistant", content="", tool_calls=calls)
         return Completion(message=message, finish_reason="tool_calls")
     return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
+
+
+def cut(text: str, stop: Sequence[str] | str | None) -> str:
+    """Return `text` up to the first of the stop texts, as a model's server does."""
+    texts = [stop] if isinstance(stop, str) else stop or ()
+    return min((text.partition(one)[0] for one in texts), key=len, default=text)
+
+
+class Cutting:
+    """A policy that says replies in turn, up to a stop text."""
+
+    endpoint = None
+
+    def __init__(self, replies) -> None:
+        self._scripted = ScriptedClient(replies).policy("r")
+
+    async def complete(self, messages, sampling, *, tools=()):
+        said = await self._scripted.complete(messages, sampling, tools=tools)
+        content = cut(said.message.content, sampling.stop)
+        return replace(said, message=replace(said.message, content=content))
 
 
 async def ours(client, index: int, said: list[str]) -> list:
@@ -58,7 +83,7 @@ async def ours(client, index: int, said: list[str]) -> list:
         sampling=Sampling(max_tokens=8),
         deadline_s=300.0,
     )
-    rollout = await client.play(request, ScriptedClient(replies).policy("r"))
+    rollout = await client.play(request, Cutting(replies))
     shown = [[one.role, one.content] for one in rollout.messages]
     return [rollout.reward, rollout.stop_reason.value, shown, rollout.error or ""]
 
@@ -68,7 +93,7 @@ def script(said: list[str]):
     left = [answer(one).message for one in said if one != FULL]
     if not hasattr(vf, "Client"):
 
-        async def create(**_):
+        async def create(stop=None, **_):
             if not left:
                 text = "this model's maximum context length is 8"
                 asked = httpx.Request("POST", "http://127.0.0.1")
@@ -82,7 +107,7 @@ def script(said: list[str]):
                 }
                 for c in left[0].tool_calls
             ]
-            said = {"role": "assistant", "content": left.pop(0).content}
+            said = {"role": "assistant", "content": cut(left.pop(0).content, stop)}
             choice = {
                 "index": 0,
                 "finish_reason": "tool_calls" if calls else "stop",
@@ -104,7 +129,7 @@ def script(said: list[str]):
                 for c in message.tool_calls
             ]
             reply = vf.types.ResponseMessage(
-                content=message.content,
+                content=cut(message.content, (sampling_args or {}).get("stop")),
                 tool_calls=calls or None,
                 finish_reason="tool_calls" if calls else "stop",
                 is_truncated=False,
@@ -128,23 +153,25 @@ async def theirs(env, index: int, said: list[str]) -> float | None:
 
 
 async def main() -> dict:
-    both, refused = {}, {}
+    both, refused, said = {}, {}, []
     for kind in (*CASES, *REFUSED):
         try:
-            made = VerifiersEnvironment.from_settings({"id": "sums", "options": {"kind": kind}})
+            with showing_troubles(said.append):
+                made = VerifiersEnvironment.from_settings({"id": "sums", "options": {"kind": kind}})
             client = InProcessEnvironment(made, name="sums")
             await client.describe()
         except TelescopeError as error:
             refused[kind] = str(error)
             continue
         cases = CASES[kind]
-        found = [await ours(client, index, said) for index, said in cases]
+        with showing_troubles(said.append):
+            found = [await ours(client, index, replies) for index, replies in cases]
         env = vf.load_environment("sums", kind=kind)
         both[kind] = [
-            [*one, await theirs(env, index, said)]
-            for one, (index, said) in zip(found, cases, strict=True)
+            [*one, await theirs(env, index, replies)]
+            for one, (index, replies) in zip(found, cases, strict=True)
         ]
-    return {"version": vf.__version__, "both": both, "refused": refused}
+    return {"version": vf.__version__, "both": both, "refused": refused, "said": said}
 
 
 if __name__ == "__main__":

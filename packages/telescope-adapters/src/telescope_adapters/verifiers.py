@@ -33,10 +33,12 @@ from telescope_core.base.errors import (
     RewardError,
     RewardRaisedError,
     TelescopeError,
+    UnplayableError,
     unknown_name,
 )
 from telescope_core.base.retries import is_too_long
 from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
+from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.listener import reply_json
@@ -51,6 +53,20 @@ _ROLES: Mapping[str, Role] = {
 }
 """Their roles -> ours. A prompt that is one text becomes a message with the role `text`, which
 their own chat client sends as a user's."""
+_NEUTRAL: Mapping[str, object] = {
+    "n": 1,
+    "include_stop_str_in_output": False,
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+}
+"""Settings of a request with the value that is every policy's own."""
+_SHAPING = {
+    *("include_stop_str_in_output", "response_format", "tool_choice", "stop_token_ids"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf", "functions", "function_call"),
+}
+"""Settings that allow other answers, or end them elsewhere: without them, a score says less."""
+_LENGTHS = ("max_tokens", "max_completion_tokens")
 _TOO_LONG = "this model's maximum context length is exceeded"
 """Text by which versions before 0.1.11 recognize an error that ends and scores a rollout."""
 
@@ -71,9 +87,15 @@ class VerifiersEnvironment(AdaptedEnvironment):
         for rubric in rubrics.values():
             weighed = itertools.zip_longest(rubric.funcs, rubric.weights[: len(rubric.funcs)])
             rubric.funcs = [_noticed(function, weight or 0.0) for function, weight in weighed]
+        # In a group, the settings of its parts are used by nobody, as with their own `generate`.
+        self._settings = ModelSettings(self.config.id, self.env.sampling_args)
         # From 0.1.11 on, environments ask a client of theirs, before that one of OpenAI's.
-        has_clients = hasattr(self.env, "tool_defs")
-        self._client = _client_class(self._verifiers) if has_clients else _openai_client
+        self._has_clients = hasattr(self.env, "tool_defs")
+        self._client = (
+            _client_class(self._verifiers, self._settings)
+            if self._has_clients
+            else functools.partial(_openai_client, self._settings)
+        )
         for one in {id(one): one for one in (self.env, *self._leaves)}.values():
             teardown = getattr(one, "_teardown", None)
             if teardown is not None:
@@ -100,10 +122,13 @@ class VerifiersEnvironment(AdaptedEnvironment):
         """Let verifiers play and score a rollout with the policy as its model."""
         split = Split(episode.example.id.partition("-")[0])
         env, row = _routed(self.env, deepcopy(self._split_rows()[split][episode.example.id]))
-        if isinstance(row["prompt"], str) and self._client is _openai_client:
+        if isinstance(row["prompt"], str) and not self._has_clients:
             # These versions take no text for a chat.
             row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-        arguments = {"max_tokens": episode.sampling.max_tokens}
+        arguments = {
+            **deepcopy(self.env.sampling_args),
+            "max_tokens": episode.sampling.max_tokens,
+        }
         raised: list[tuple[str, Exception]] = []
         reset = _RAISED.set(raised)
         try:
@@ -224,6 +249,44 @@ def without_signal_handlers() -> Generator[None]:
         yield
     finally:
         signal.signal = install
+
+
+class ModelSettings:
+    """What an environment sets for its model (`sampling_args`): of it, stop texts are used."""
+
+    def __init__(self, name: str, given: Mapping[str, Any]) -> None:
+        """`given` are the settings of all requests of the environment `name`."""
+        self._name = name
+        self._said: set[str] = set()
+        self.stop_of(given)
+
+    def stop_of(self, given: Mapping[str, Any], *, max_tokens: int | None = None) -> list[str]:
+        """Return the stop texts in the settings of a request.
+
+        Logs once which other settings are for the user; `max_tokens` is what the user set. Raises
+        UnplayableError for settings that allow other answers, or end them elsewhere.
+        """
+        # OpenAI's client writes those of `extra_body` over the others.
+        merged = {**given, **(given.get("extra_body") or {})}
+        neutral = {**_NEUTRAL, **dict.fromkeys(_LENGTHS, max_tokens)}
+        used = {
+            key
+            for key, value in merged.items()
+            if value not in (None, [], {}) and (key not in neutral or value != neutral[key])
+        } - {"stop", "extra_body"}
+        if refused := used & _SHAPING:
+            raise UnplayableError(
+                f"{self._name} sets {', '.join(sorted(refused))} for its model, which a policy "
+                "cannot be asked for; choose an environment that takes any answer"
+            )
+        if news := used - self._said:
+            self._said |= news
+            relay(
+                f"{self._name}: what the environment sets for its model is not used here, since "
+                f"the sampling of the eval or the run counts: {', '.join(sorted(news))}"
+            )
+        stop = merged.get("stop") or ()
+        return [stop] if isinstance(stop, str) else [*stop]
 
 
 def own_reward(episode: Episode[Any]) -> float:
@@ -386,7 +449,7 @@ def _noticed(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
     return noticed
 
 
-def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
+def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[Any]], Any]:
     """Return a verifiers client class that calls the policy of an episode."""
     clients: Any = imported(VERIFIERS, "verifiers.clients")
     types: Any = imported(VERIFIERS, "verifiers.types")
@@ -398,8 +461,9 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
             episode: Episode[Any] = self._client
             episode.messages[:] = as_messages(prompt)
             shown = [function_tool(t.name, t.description, t.parameters) for t in tools or ()]
+            stop = settings.stop_of(sampling_args, max_tokens=episode.sampling.max_tokens)
             try:
-                said = await episode.generate(tools=shown)
+                said = await episode.generate(tools=shown, stop=stop)
             except (ContextLengthError, EndpointError) as error:
                 if not episode.turns or not is_too_long(error):
                     raise
@@ -427,16 +491,17 @@ def _client_class(verifiers: Any) -> Callable[[Episode[Any]], Any]:
     return cast(Any, PolicyClient)
 
 
-def _openai_client(episode: Episode[Any]) -> Any:
+def _openai_client(settings: ModelSettings, episode: Episode[Any]) -> Any:
     """Return the part of OpenAI's client that environments before 0.1.11 use."""
     openai: Any = imported(VERIFIERS, "openai")
     httpx: Any = imported(VERIFIERS, "httpx")
     types: Any = imported(VERIFIERS, "openai.types.chat")
 
-    async def create(*, messages: Any, tools: Any = (), **_: Any) -> Any:
+    async def create(*, model: str, messages: Any, tools: Any = (), **given: Any) -> Any:
         episode.messages[:] = as_messages(messages)
+        stop = settings.stop_of(given, max_tokens=episode.sampling.max_tokens)
         try:
-            said = await episode.generate(tools=[dict(tool) for tool in tools or ()])
+            said = await episode.generate(tools=[dict(tool) for tool in tools or ()], stop=stop)
         except (ContextLengthError, EndpointError) as error:
             if not episode.turns or not is_too_long(error):
                 raise
@@ -444,7 +509,7 @@ def _openai_client(episode: Episode[Any]) -> Any:
             request = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
             refusal = httpx.Response(400, text=text, request=request)
             raise openai.BadRequestError(text, response=refusal, body=None) from error
-        return types.ChatCompletion.model_validate(reply_json(said, model=_MODEL))
+        return types.ChatCompletion.model_validate(reply_json(said, model=model))
 
     return SimpleNamespace(
         chat=SimpleNamespace(completions=SimpleNamespace(create=create)), base_url=""

@@ -51,7 +51,27 @@ class Asks(vf.MultiTurnEnv):
         return [{"role": "user", "content": "A number, please."}]
 
 
+class StopsOnce(Asks):
+    """Its first turn has a stop text of its own, and each later one that of the environment."""
+
+    async def get_model_response(self, *given, **named):
+        state = given[0] if isinstance(given[0], dict) else {}
+        asked = named.get("prompt") or next(one for one in given if isinstance(one, list))
+        if len(asked) == 1:
+            common = state.get("sampling_args") or {}
+            named["sampling_args"] = {**common, "stop": "</turn>", "top_p": 0.5}
+        return await super().get_model_response(*given, **named)
+
+
 def make(kind: str, common: dict):
+    if kind == "stops":
+        settings = {"stop": ["</a>"], "temperature": 0.0, "extra_body": {"top_k": 5}}
+        return vf.SingleTurnEnv(sampling_args=settings, **common)
+    if kind == "turn-stops":
+        return StopsOnce(max_turns=3, sampling_args={"stop": ["</a>"]}, **common)
+    if kind == "chooses":
+        shaped = {"extra_body": {"guided_regex": "[0-9]+"}}
+        return vf.SingleTurnEnv(sampling_args=shaped, **common)
     if kind == "tools":
         return vf.ToolEnv(tools=[add], max_turns=3, **common)
     if kind == "turns":
