@@ -164,6 +164,12 @@ def require_same(found: dict) -> None:
             assert theirs in (None, mine), (kind, cases)
     assert [one[1] for one in found["both"]["turns"]][2:] == ["max_turns", "context_length"]
     assert found["both"]["strings"][0][2] == [["user", "0+1="], ["assistant", "1"]]
+    counted = 0.005 if found["version"].startswith("0.1.8") else 0.01
+    rewards = [one[0] for one in found["both"]["spends"]]
+    assert rewards == pytest.approx([0.5 + counted, 0.125 + counted, 0.25])
+    stopped = [one[1] for one in found["both"]["budget"]]
+    has_budget = not found["version"].startswith(("0.1.8", "0.1.10"))
+    assert stopped == ["length" if has_budget else "completed", "completed"]
     assert [one[0] for one in found["both"]["stops"]] == [1.0, 0.0]
     assert [one[0] for one in found["both"]["turn-stops"]] == [1.0, 0.0]
     said = [content for role, content in found["both"]["turn-stops"][0][2] if role == "assistant"]
@@ -175,6 +181,8 @@ def require_same(found: dict) -> None:
     assert "without a reward function" in refused["unscored"]
     assert "all rollouts" in refused["group"]
     assert "all rollouts" in refused["mixed-group"]
+    assert all("Best.score_group" in refused[kind] for kind in ("best", "mixed-best"))
+    assert "score_rollouts" in refused["unrated"]
     assert "sets guided_regex for its model" in refused["chooses"]
 
 

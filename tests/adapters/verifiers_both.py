@@ -40,9 +40,11 @@ CASES = {
     "worded": [(0, ["1"])],
     "stops": [(0, ["1</a> or 2"]), (1, ["7</turn>"])],
     "turn-stops": [(0, ["no</a>, 1</turn>, 2", "1</a> or 2"]), (1, ["2</a>1", "no", "2</turn>"])],
+    "spends": [(0, ["1"]), (1, ["7"]), (1, ["uncounted"])],
+    "budget": [(0, ["no", "no", "no", "1"]), (0, ["no", "1"])],
 }
 """Kind -> rows, by number, and what the model says in turn."""
-REFUSED = ("roles", "unscored", "group", "mixed-group", "chooses")
+REFUSED = ("roles", "unscored", "group", "mixed-group", "chooses", "best", "mixed-best", "unrated")
 
 
 def answer(said: str) -> Completion:
@@ -50,7 +52,13 @@ def answer(said: str) -> Completion:
         calls = (ToolCall(id="c1", name="add", arguments='{"a": 0, "b": 1}'),)
         message = Message(role="assistant", content="", tool_calls=calls)
         return Completion(message=message, finish_reason="tool_calls")
-    return Completion(message=Message(role="assistant", content=said), finish_reason="stop")
+    return Completion(
+        message=Message(role="assistant", content=said),
+        finish_reason="stop",
+        num_prompt_tokens=3,
+        num_completion_tokens=5,
+        is_counted=said != "uncounted",
+    )
 
 
 def cut(text: str, stop: Sequence[str] | str | None) -> str:
@@ -114,6 +122,8 @@ def script(said: list[str]):
                 "message": {**said, "tool_calls": calls} if calls else said,
             }
             body = {"id": "r", "object": "chat.completion", "created": 0, "model": "m"}
+            if said["content"] != "uncounted":
+                body["usage"] = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
             return openai.types.chat.ChatCompletion.model_validate({**body, "choices": [choice]})
 
         completions = SimpleNamespace(create=create)
@@ -134,7 +144,10 @@ def script(said: list[str]):
                 finish_reason="tool_calls" if calls else "stop",
                 is_truncated=False,
             )
-            return vf.types.Response(id="r", created=0, model=model, message=reply)
+            counts = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+            usage = vf.types.Usage(reasoning_tokens=0, **counts)
+            known = {} if message.content == "uncounted" else {"usage": usage}
+            return vf.types.Response(id="r", created=0, model=model, message=reply, **known)
 
         async def unused(self, *_, **__): ...
 

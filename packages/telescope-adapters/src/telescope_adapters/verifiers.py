@@ -154,7 +154,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
             return StopReason.TIMEOUT
         if state.get("prompt_too_long"):
             return StopReason.CONTEXT_LENGTH
-        if state.get("is_truncated"):
+        if state.get("is_truncated") or condition == "max_total_completion_tokens_reached":
             return StopReason.LENGTH
         was_cut = condition == "max_turns_reached" and getattr(env, "max_turns", -1) != 1
         return StopReason.MAX_TURNS if was_cut else StopReason.COMPLETED
@@ -200,6 +200,17 @@ class VerifiersEnvironment(AdaptedEnvironment):
                 "this adapter cannot give them; choose an environment that scores each rollout by "
                 "itself"
             )
+        elif others := sorted({type(one).__name__ for one in rubrics if self._scores_groups(one)}):
+            wrong = (
+                f"scores by {', '.join(others)}.score_group, which gets all rollouts of an example "
+                "in one place, and this adapter cannot give it them; choose an environment that "
+                "scores each rollout by itself"
+            )
+        elif not all(getattr(one, "score_rollouts", True) for one in (self.env, *self._leaves)):
+            wrong = (
+                "does not score its rollouts (score_rollouts is false), so each would have the "
+                "reward 0; set it to true"
+            )
         elif any(not one.funcs and type(one).score_rollout is plain for one in rubrics):
             wrong = "has a rubric without a reward function, so no rollout could be scored"
         elif any(getattr(leaf, "message_type", "chat") != "chat" for leaf in self._leaves):
@@ -213,6 +224,15 @@ class VerifiersEnvironment(AdaptedEnvironment):
             )
         if wrong:
             raise EnvironmentLoadError(f"{self.config.id} {wrong}")
+
+    def _scores_groups(self, rubric: Any) -> bool:
+        """Whether `rubric` scores a group by other rules than each of its rollouts.
+
+        Only these two classes of theirs give the same reward both ways.
+        """
+        classes = (self._verifiers.Rubric, self._verifiers.RubricGroup)
+        used = getattr(rubric.score_group, "__func__", rubric.score_group)
+        return used not in [one.score_group for one in classes]
 
     def _split_rows(self) -> dict[Split, dict[str, dict[str, Any]]]:
         """Return the rows of each split by the ids of their examples."""
@@ -480,7 +500,20 @@ def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[
                 finish_reason=said.finish_reason,
                 is_truncated=said.finish_reason == "length",
             )
-            return types.Response(id="r", created=int(time.time()), model=model, message=message)
+            spent = (said.num_prompt_tokens, said.num_completion_tokens)
+            usage = types.Usage(
+                prompt_tokens=spent[0],
+                reasoning_tokens=said.num_reasoning_tokens or 0,
+                completion_tokens=spent[1],
+                total_tokens=sum(spent),
+            )
+            return types.Response(
+                id="r",
+                created=int(time.time()),
+                model=model,
+                usage=usage if said.is_counted else None,
+                message=message,
+            )
 
         async def unused(self, *_: Any, **__: Any) -> Any:
             raise AssertionError("get_response is all that environments call")
@@ -509,7 +542,10 @@ def _openai_client(settings: ModelSettings, episode: Episode[Any]) -> Any:
             request = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
             refusal = httpx.Response(400, text=text, request=request)
             raise openai.BadRequestError(text, response=refusal, body=None) from error
-        return types.ChatCompletion.model_validate(reply_json(said, model=model))
+        reply = reply_json(said, model=model)
+        if not said.is_counted:
+            reply["usage"] = None
+        return types.ChatCompletion.model_validate(reply)
 
     return SimpleNamespace(
         chat=SimpleNamespace(completions=SimpleNamespace(create=create)), base_url=""

@@ -39,6 +39,23 @@ async def judged(prompt, completion, answer, state, judge):
     return float(await judge(prompt, completion, answer, state) == "yes")
 
 
+async def spent(state):
+    """The tokens of the last answer, and those of all where they are added up."""
+    usage = state["trajectory"][-1]["response"].usage
+    total = (state.get("usage") or {}).get("output_tokens", 0)
+    return (usage.completion_tokens + total) / 1000 if usage else 0.25
+
+
+class Best(vf.Rubric):
+    """Rewards the best rollout of an example alone."""
+
+    async def score_group(self, states, **named):
+        await super().score_group(states, **named)
+        best = max(state["reward"] for state in states)
+        for state in states:
+            state["reward"] *= state["reward"] == best
+
+
 class Asks(vf.MultiTurnEnv):
     """Asks again until the answer is a number, and for no more than three turns."""
 
@@ -69,6 +86,13 @@ def make(kind: str, common: dict):
         return vf.SingleTurnEnv(sampling_args=settings, **common)
     if kind == "turn-stops":
         return StopsOnce(max_turns=3, sampling_args={"stop": ["</a>"]}, **common)
+    if kind == "budget":
+        made = Asks(max_turns=9, **common)
+        if hasattr(made, "set_max_total_completion_tokens"):
+            made.set_max_total_completion_tokens(10)
+        return made
+    if kind == "unrated":
+        return vf.SingleTurnEnv(score_rollouts=False, **common)
     if kind == "chooses":
         shaped = {"extra_body": {"guided_regex": "[0-9]+"}}
         return vf.SingleTurnEnv(sampling_args=shaped, **common)
@@ -102,16 +126,22 @@ def load_environment(kind: str = "single", has_eval: bool = True):
         funcs = {"unscored": [], "worded": [worded], "described": [exact, worded]}[kind]
         rubric = vf.Rubric(funcs=funcs, weights=[1.0, 0.0][: len(funcs)])
 
+    if kind == "best":
+        rubric = Best(funcs=[exact])
+    if kind == "spends":
+        rubric = vf.Rubric(funcs=[exact, spent], weights=[0.5, 1.0])
+
     def common():
         made = {"dataset": Dataset.from_list(rows), "rubric": vf.RubricGroup([rubric])}
         return {**made, "eval_dataset": Dataset.from_list(rows[:5]) if has_eval else None}
 
     if kind in ("strings", "roles"):
         return vf.SingleTurnEnv(**common())
-    if kind in ("mixed", "nested", "mixed-breaks", "mixed-group"):
+    if kind in ("mixed", "nested", "mixed-breaks", "mixed-group", "mixed-best"):
         kinds = ["single", "tools", "turns"]
         if kind.startswith("mixed-"):
-            rubric = vf.Rubric(funcs=[exact, breaks if kind == "mixed-breaks" else together])
+            funcs = [exact, {"mixed-breaks": breaks, "mixed-group": together}.get(kind, length)]
+            rubric = (Best if kind == "mixed-best" else vf.Rubric)(funcs=funcs)
         if kind == "nested":
             inner = [vf.EnvGroup([make("turns", common())], ["turns"])]
             inner += [vf.EnvGroup([make(one, common()) for one in kinds[:2]], kinds[:2])]
