@@ -1,6 +1,15 @@
 """One of ours that is served to others: say the number, then say it doubled."""
 
-from telescope_core import Example, ListSource, MultiTurnEnvironment, metric, reward
+from telescope_core import (
+    Example,
+    ListSource,
+    Message,
+    MultiTurnEnvironment,
+    SingleTurnEnvironment,
+    StopReason,
+    metric,
+    reward,
+)
 
 
 class Echo(MultiTurnEnvironment):
@@ -27,3 +36,22 @@ class Echo(MultiTurnEnvironment):
     @metric
     def letters(self, completion):
         return float(len(completion))
+
+
+class Rewrites(SingleTurnEnvironment):
+    """Its second question replaces the conversation, and its third one goes on from there."""
+
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-0", prompt="A long story.", answer="3")])
+
+    async def play(self, episode):
+        await episode.generate()
+        episode.messages[:] = [Message(role="user", content="In short: two.")]
+        await episode.generate()
+        episode.messages.append(Message(role="user", content="And three?"))
+        await episode.generate()
+        return StopReason.COMPLETED
+
+    @reward
+    def right(self, completion, answer):
+        return float(completion == answer)

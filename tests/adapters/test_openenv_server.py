@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pydantic
 import pytest
+from tests.adapters.served_echo import Rewrites
 
 from telescope_adapters.serving import openenv_server
 from telescope_core import Example, ListSource, ToolEnvironment, reward, tool
@@ -38,9 +39,8 @@ class State(pydantic.BaseModel):
     step_count: int = 0
 
 
-@pytest.fixture
-def session(monkeypatch):
-    """A session of a server of `Doubles`."""
+def session_of(environment, monkeypatch):
+    """Return a session of a server of `environment`."""
     package = SimpleNamespace(
         Action=pydantic.BaseModel,
         Observation=Observation,
@@ -50,7 +50,7 @@ def session(monkeypatch):
     )
     parts = {"openenv.core.env_server": package, "pydantic": pydantic}
     monkeypatch.setattr(openenv_server, "imported", lambda _, name: parts[name])
-    client = InProcessEnvironment(Doubles(), name="doubles")
+    client = InProcessEnvironment(environment, name=type(environment).__name__)
     served, reply = openenv_server.openenv_app(client)
     made = served()
     return SimpleNamespace(
@@ -58,6 +58,20 @@ def session(monkeypatch):
         step=lambda **fields: made.step_async(reply(**fields)),
         state=lambda: made.state,
     )
+
+
+@pytest.fixture
+def session(monkeypatch):
+    return session_of(Doubles(), monkeypatch)
+
+
+async def test_a_conversation_that_is_replaced_is_an_error_and_no_empty_question(monkeypatch):
+    session = session_of(Rewrites.from_settings({}), monkeypatch)
+    await session.reset(index=0)
+    with pytest.raises(TelescopeError, match="Rewrites changed messages"):
+        await session.step(content="1")
+    with pytest.raises(TelescopeError, match="before reset"):
+        await session.step(content="2")
 
 
 @pytest.mark.parametrize(

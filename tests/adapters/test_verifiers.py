@@ -22,13 +22,16 @@ sys.path.insert(0, sys.argv[1])
 import verifiers as vf
 from verifiers.clients import Client
 from verifiers.types import Response, ResponseMessage
-from served_echo import Echo
+from served_echo import Echo, Rewrites
 from telescope_adapters.verifiers import VerifiersEnvironment
 from telescope_adapters.serving.verifiers_served import verifiers_environment
 from telescope_core.errors import TelescopeError
 
+asked = []
+
 class Script(Client):
     async def get_response(self, prompt, model, sampling_args, tools=None, **_):
+        asked.append([one.content for one in prompt])
         said = self._client[len(prompt) // 2] if isinstance(self._client, list) else self._client
         message = ResponseMessage(content=said, finish_reason="stop", is_truncated=False)
         return Response(id="r", created=0, model=model, message=message)
@@ -56,8 +59,12 @@ async def served():
     states = [await env._run_rollout_state(row, Script(said), "m", {}) for row, said in (
         (rows[3], ["3", "6"]), (rows[3], ["3", "7"]), (held_out[1], ["101", "202"]))]
     broken = await env.rollout(rows[0], Script(["break"]), "m", {})
+    asked.clear()
+    env = verifiers_environment(Rewrites.from_settings({}), name="rewrites")
+    rewritten = await env._run_rollout_state(dict(env.get_dataset()[0]), Script("3"), "m", {})
     return {"rewards": [state["reward"] for state in states],
             "said": [m.content for m in states[0]["completion"]],
+            "asked": asked, "rewritten": [rewritten["reward"], repr(rewritten["error"])],
             "sizes": [len(rows), len(held_out)], "error": repr(broken["error"])}
 
 async def main():
@@ -141,6 +148,9 @@ def test_ours_is_played_by_the_loop_of_verifiers(told):
     assert got["rewards"] == [1.0, 0.0, 1.0]
     assert got["said"] == ["3", "Now doubled.", "6"]
     assert got["sizes"] == [8, 8]
+    again = ["In short: two.", "3", "And three?"]
+    assert got["asked"] == [["A long story."], again[:1], again]
+    assert got["rewritten"] == [1.0, "None"]
     assert "it broke" in got["error"]
 
 

@@ -6,7 +6,7 @@ policy waits, shows each request and takes each answer.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest
@@ -33,6 +33,8 @@ class ModelCall:
     """The whole conversation."""
     new: tuple[Message, ...]
     """The messages since the last answer; for the first request, all of them."""
+    is_rewritten: bool = False
+    """Whether the conversation is not the one before, continued; `new` is the whole of it then."""
     tools: tuple[dict[str, JsonValue], ...] = ()
 
 
@@ -82,7 +84,7 @@ class _Waiting:
     def __init__(self) -> None:
         self.asked: asyncio.Queue[ModelCall] = asyncio.Queue()
         self.answers: asyncio.Queue[Completion] = asyncio.Queue()
-        self._num_shown = 0
+        self._shown: list[Message] = []
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
@@ -97,7 +99,13 @@ class _Waiting:
         tools: Sequence[dict[str, JsonValue]] = (),
     ) -> Completion:
         """Pass a request outside, and return the answer from there."""
-        new = tuple(messages[self._num_shown :])
-        self._num_shown = len(messages) + 1
-        self.asked.put_nowait(ModelCall(messages=tuple(messages), new=new, tools=tuple(tools)))
-        return await self.answers.get()
+        whole, num_shown = tuple(messages), len(self._shown)
+        # Thinking may be left out of a conversation that goes on.
+        is_rewritten = [replace(one, reasoning="") for one in whole[:num_shown]] != self._shown
+        new = whole if is_rewritten else whole[num_shown:]
+        self.asked.put_nowait(
+            ModelCall(messages=whole, new=new, is_rewritten=is_rewritten, tools=tuple(tools))
+        )
+        completion = await self.answers.get()
+        self._shown = [replace(one, reasoning="") for one in (*whole, completion.message)]
+        return completion

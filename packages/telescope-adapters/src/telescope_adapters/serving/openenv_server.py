@@ -91,7 +91,15 @@ class _Session:
         self._state.step_count += 1
         message = Message(role="assistant", content=action.content, tool_calls=calls)
         answer = Completion(message=message, finish_reason="tool_calls" if calls else "stop")
-        return _observed(self.shown, await self._stepped.answered(answer))
+        asked = await self._stepped.answered(answer)
+        if isinstance(asked, ModelCall) and asked.is_rewritten:
+            self.close()
+            raise TelescopeError(
+                f"{self.client.name} changed messages that it had shown, and OpenEnv's clients "
+                "get only new ones; use an environment whose conversation only grows, or serve it "
+                "to verifiers"
+            )
+        return _observed(self.shown, asked)
 
     def reset(self, *_: Any, **__: Any) -> Any:
         """Raise: OpenEnv's server awaits `reset_async`."""

@@ -68,11 +68,26 @@ class _ServedSession:
         return state
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
-        """Pass the model's answer, and return the environment's reply."""
-        said = as_messages([messages[-1]])[0]
-        was_cut = state["trajectory"][-1]["is_truncated"]
-        answer = Completion(message=said, finish_reason="length" if was_cut else "stop")
+        """Raise: an environment's reply may replace the conversation, so it is a whole prompt."""
+        raise AssertionError("get_prompt_messages is all that their loop asks")
+
+    async def get_prompt_messages(self, state: Any) -> Any:
+        """Pass the model's answer, and return the whole of the environment's next request."""
+        if not state["trajectory"]:
+            return state["prompt"]
+        last = state["trajectory"][-1]
+        said = as_messages([last["completion"][-1]])[0]
+        answer = Completion(
+            message=said, finish_reason="length" if last["is_truncated"] else "stop"
+        )
         return self._shown(await state["telescope"].answered(answer), state)
+
+    async def render_completion(self, state: Any) -> None:
+        """Record what was said after the prompt; of a rewritten conversation, the last form."""
+        turns = state["trajectory"]
+        talk = [*turns[-1]["prompt"], *turns[-1]["completion"]] if turns else []
+        prompt = list(state["prompt"])
+        state["completion"] = talk[len(prompt) :] if talk[: len(prompt)] == prompt else talk
 
     def _shown(self, what: ModelCall | Rollout, state: Any) -> list[dict[str, Any]]:
         if isinstance(what, Rollout):
@@ -85,7 +100,7 @@ class _ServedSession:
                 f"{self.client.name} offers tools with its requests, which cannot be served to "
                 "verifiers; use an environment whose tool calls are text"
             )
-        return [message_to_json(one) for one in what.new]
+        return [message_to_json(one) for one in what.messages]
 
 
 async def _end(self: Any, state: Any) -> None:

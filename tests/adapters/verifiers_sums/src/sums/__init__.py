@@ -122,14 +122,11 @@ def load_environment(kind: str = "single", has_eval: bool = True):
     if kind == "judge":
         rubric = vf.JudgeRubric(judge_model="judge")
         rubric.add_reward_func(judged)
-    if kind in ("unscored", "worded", "described"):
-        funcs = {"unscored": [], "worded": [worded], "described": [exact, worded]}[kind]
-        rubric = vf.Rubric(funcs=funcs, weights=[1.0, 0.0][: len(funcs)])
-
-    if kind == "best":
-        rubric = Best(funcs=[exact])
-    if kind == "spends":
-        rubric = vf.Rubric(funcs=[exact, spent], weights=[0.5, 1.0])
+    if kind in ("unscored", "worded", "described", "spends", "best"):
+        others = {"unscored": [], "worded": [worded], "best": [exact], "spends": [exact, spent]}
+        funcs = others.get(kind, [exact, worded])
+        weights = [0.5, 1.0] if kind == "spends" else [1.0, 0.0][: len(funcs)]
+        rubric = (Best if kind == "best" else vf.Rubric)(funcs=funcs, weights=weights)
 
     def common():
         made = {"dataset": Dataset.from_list(rows), "rubric": vf.RubricGroup([rubric])}
