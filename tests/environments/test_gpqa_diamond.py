@@ -115,6 +115,26 @@ def test_the_order_depends_on_the_row_alone():
         *(("Answer: X", ""), ("Answer: Apples", ""), ("", ""), ("A or B", ""), ("Answer:", "")),
         *(("answers ABCD", ""), ("Answer: \\boxed{}", ""), ("C is tempting, yet", "")),
         *(("Answer: B's", ""), ("Answer: E", ""), ("\u0410", "")),
+        # The line that was asked for, whatever is said before and behind it.
+        ("Answer: A\n\nNote that answer C would need a photon.", "A"),
+        ("Answer: A. (Answer B forgets the spin.)", "A"),
+        ("Answer: A\nIf you meant another isotope, the answer is B.", "A"),
+        ("First try: \\boxed{B}. It fails.\n\nAnswer: C", "C"),
+        ("Answer: A\nNo.\n> **Final Answer:** C", "C"),
+        *(("The answer is B. So \\boxed{C}", "C"), ("Answer: C, a photon", "C")),
+        *(("## Answer\n\nC", "C"), ("Is answer A possible? No", "")),
+        # Several letters are no answer.
+        *(("Answer: A or B", ""), ("Answer: A, B, C, D", ""), ("The answer is (A) and (B).", "")),
+        *(("\\boxed{A, B}", ""), ("\\boxed{A) 10 m, B) 20 m}", ""), ("Answer: A/B", "")),
+        *(("Answer: not A", ""), ("Answer: C-terminal", ""), ("\\boxed{A cat}", "")),
+        # The same letter, written in other ways.
+        *(("\\boxed{\\textbf{(C)}}", "C"), ("\\boxed{C) 10 m}", "C"), ("\\boxed{C.}", "C")),
+        *(("Answer: \\(C\\)", "C"), ("Answer: Option C", "C"), ("Answer: `C`", "C")),
+        *(("Answer\uff1aC", "C"), ("The answer is option C", "C"), ("Answer: [C]", "C")),
+        *(("The answer is therefore C", "C"), ("\\boxed{\\text{Answer: C}}", "C")),
+        *(("Answer: 'C'", "C"), ('Answer: "C"', "C"), ("Answer is: C", "C")),
+        ("<think>\\boxed{B}? No.</think>\n\nAnswer: C", "C"),
+        ("<think>so the answer is B? hmm, let me", ""),
     ],
 )
 def test_the_letter_of_a_reply(reply, letter):

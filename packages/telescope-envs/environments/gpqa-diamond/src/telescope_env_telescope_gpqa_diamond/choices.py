@@ -7,13 +7,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from telescope_core.parsers import boxed_answer
+from telescope_core.parsers import boxed_answer, without_thinking
 
 LETTERS = "ABCD"
 _MAX_COMPLETION = 100_000
-_LETTER = r"(?:\\(?:text|mathrm|mathbf|boxed)\s*\{\s*)?\(?([A-D])(?![\w'])"
-_SAID = re.compile(rf"\b[Aa][Nn][Ss][Ww][Ee][Rr](?: is)?\s{{0,9}}:?[\s*_$(]{{0,9}}{_LETTER}")
-_ALONE = re.compile(rf"[\s*_$]*{_LETTER}[)}}.*_$\s]*")
+_OPENS = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{|\\[(\[]|[\s*_$(\[{`'\"]){0,12}"
+_LISTED = (
+    r"[)\]}*_$\s]{0,4}(?:,|/|&|\bor\b|\band\b)[\s*_$(\[]{0,4}"
+    r"(?-i:[A-D])(?=[).,*_$\n]|\Z| or | and )"
+)
+"""Another letter behind the first: several answers are none."""
+_LETTER = (
+    rf"{_OPENS}(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\b{_OPENS})?"
+    rf"((?-i:[A-D]))(?!\w|['-]\w)(?!{_LISTED})"
+)
+_LINE = re.compile(
+    r"^[\s>*_#`$]{0,9}(?:\\(?:text|textbf|mathbf|boxed)\s*\{)?(?:(?:the|my) )?(?:final |correct )?"
+    rf"answer(?: is)?[*_`]{{0,3}}\s{{0,9}}[:\uff1a]{_LETTER}",
+    re.MULTILINE | re.IGNORECASE,
+)
+_SAID = re.compile(
+    rf"\banswer(?:\s{{1,9}}is\b(?: therefore| thus| then| hence| simply)?|\s{{0,9}}[:\uff1a])"
+    rf"[:\uff1a]?{_LETTER}",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(
+    rf"^[\s>*_#]{{0,9}}(?:final |correct )?answer\b{_LETTER}\W*$", re.MULTILINE | re.IGNORECASE
+)
+_BOXED = re.compile(rf"(?:answer\s?[:\uff1a])?{_LETTER}(?P<value>.*)", re.DOTALL | re.IGNORECASE)
+_OTHER = re.compile(r"(?<!\w)[A-D]\s?[).:\]]")
+_ALONE = re.compile(rf"{_LETTER}[)}}.*_$\s`'\"\]\\]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +72,26 @@ def question_of(text: str, right: str, wrong: Sequence[str]) -> Question:
 def letter_in(completion: str) -> str:
     """Return the letter that a reply settles on; empty if there is none.
 
-    It is the last one in a box, else the last one after the word answer, else the whole reply.
+    Thinking does not count. It is the letter in the last line `Answer: X`, which the prompt asks
+    for, else the one in the last box, else the last one after "answer is", else the last line
+    of the word answer and a letter, else the whole reply. Several letters are no answer.
     """
-    tail = completion[-_MAX_COMPLETION:]
-    boxed = _ALONE.fullmatch(boxed_answer(tail) or "")
-    if boxed:
-        return boxed[1]
-    said = _SAID.findall(tail)
+    tail = without_thinking(completion)[-_MAX_COMPLETION:]
+    lines = _LINE.findall(tail)
+    if lines:
+        return lines[-1]
+    boxed = _in_box(boxed_answer(tail) or "")
+    said = [boxed] if boxed else _SAID.findall(tail) or _NAMED.findall(tail)
     if said:
         return said[-1]
     alone = _ALONE.fullmatch(tail) if len(tail) < 100 else None
     return alone[1] if alone else ""
+
+
+def _in_box(text: str) -> str:
+    """Return the letter in a box that holds it alone, or before a bracket and its value."""
+    found = _BOXED.match(text)
+    if not found or _OTHER.search(found["value"]):
+        return ""
+    is_named = found["value"].lstrip("}*_$ ").startswith((")", "]", ".", ":"))
+    return found[1] if is_named or not found["value"].strip("}*_$`'\"\\ \t\n") else ""
