@@ -106,6 +106,14 @@ async def test_moves_against_the_rules_earn_nothing_however_much_was_done():
     assert "invalid move" in rollout.messages[-2].content
 
 
+async def test_a_move_in_thinking_is_not_made():
+    environment = TextGames(TextGames.Config(games="TowerOfHanoi"))
+    thought = [f"<think>{HANOI[0]} or {move}?</think>{move}" for move in HANOI]
+    assert (await play(environment, thought)).reward == 1.0
+    cut = [f"<think>{move}" for move in HANOI]
+    assert (await play(environment, cut)).metrics["broke_rules"] == 1.0
+
+
 async def test_a_game_that_does_not_end_earns_nothing():
     environment = TextGames(TextGames.Config(games="TowerOfHanoi", max_turns=3))
     rollout = await play(environment, HANOI)

@@ -100,6 +100,10 @@ def grader():
         ("Answer: no solution", "no solution"),
         ("$9\\pi \\approx 28.27$", "9\\pi"),
         ("#### 35", "35"),
+        ("<think>is it \\boxed{18}? no</think>\nThe answer is 20.", "20"),
+        ("is it \\boxed{18}? no</think>\nThe answer is 20.", "20"),
+        ("<think>is it \\boxed{18}? no, let me th", ""),
+        ("Tags such as <think> and 7", "7"),
         ("$F_n = \\sum_{k=0}^{n-1} F_k$", "F_n = \\sum_{k=0}^{n-1} F_k"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from telescope_core.parsers import (
+    after_thinking,
     as_model,
     boxed_answer,
     code_block,
@@ -69,13 +70,58 @@ def test_boxed_takes_any_text(text):
         ("<think>a</think>b</think>c", "a</think>b", "c", True),
         ("<think>a</think>b<think>c", "a</think>b<think>c", "", False),
         ("Well. <think>a</think>b", "Well. a", "b", True),
+        ("b. <think>c", "b. c", "", False),
+        ("<think>a</think>\nb\n<think>c", "a</think>\nb\n<think>c", "", False),
         ("", "", "", True),
         ("<think></think>", "", "", True),
+        ('<think>is it "it"</think>"4"', 'is it "it"', '"4"', True),
+        ('<think>5" wide</think>So "4"', '5" wide', 'So "4"', True),
+        ("<think>use `<think>`</think>4", "use `<think>`", "4", True),
+        ("<think>\n```python\nx\n</think>\n```\ny\n```", "```python\nx", "```\ny\n```", True),
     ],
 )
 def test_thinking(text, thinking, answer, is_closed):
     split = split_thinking(text)
     assert (split.thinking, split.answer, split.is_closed) == (thinking, answer, is_closed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tag <think> opens it: \\boxed{4}",
+        "Models write `<think>` and `</think>`. \\boxed{4}",
+        "`<think>` is \\boxed{4}",
+        '```python\nre.sub(r"<think>.*?</think>", "", text)\n```',
+        "```python\ntext.split('</think>')[1]\n```",
+        "Such as\n```\n<think>\nhm\n</think>\nyes\n```\nso \\boxed{4}",
+        "Such as\n```\n<think>\nhm\n```\nso \\boxed{4}",
+    ],
+)
+def test_a_mark_that_is_only_mentioned_is_no_thinking(text):
+    assert without_thinking(text) == text
+    assert without_thinking(f"<think>hm</think>{text}") == text
+    assert code_block(text) is None or code_block(text) in text
+
+
+@pytest.mark.parametrize(
+    ("thought", "is_closed"),
+    [("<think>{}</think>\n", True), ("{}</think>\n", True), ("<think>{}", False)],
+)
+def test_what_is_thought_is_no_answer(thought, is_closed):
+    guesses = "\\boxed{1} <answer>1</answer>\n```python\n1\n```\nor"
+    text = thought.format(guesses)
+    for read in (boxed_answer, code_block, lambda one: xml_tag(one, "answer")):
+        assert read(text) is None
+        said = "\\boxed{2} <answer>2</answer>\n```python\n2\n```"
+        assert read(f"{text}{said}") == ("2" if is_closed else None)
+    assert xml_fields("<think>1</think><answer>2</answer>", ["think", "answer"]) == {
+        "think": "1",
+        "answer": "2",
+    }
+
+
+def test_code_keeps_its_white_space_after_thinking():
+    assert after_thinking("<think>hm</think>    return 1\n") == "    return 1\n"
 
 
 @given(PLAIN, PLAIN)
@@ -197,12 +243,14 @@ def test_hostile_text_takes_no_time():
     texts = [
         *("\\boxed{" * size, "\\boxed{" + "{" * size, "{" * size, "[" * size, '{"a":' * size),
         *("<answer>" * size, "</answer>" * size, "<think>" * size, "</think>" * size, '"' * size),
+        *("```a\n<think>\n" * size, "`<think>" * size, "\n " * size + "<think>", "x`\n" * size),
     ]
     started_s = time.thread_time()
     for text in texts:
         boxed_answer(text)
         split_thinking(text)
         xml_tag(text, "answer")
+        without_thinking(text)
         follows_xml_format(text, ["think", "answer"])
         json_values(text)
     assert time.thread_time() - started_s < 3.0

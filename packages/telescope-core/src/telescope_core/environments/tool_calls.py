@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from telescope_core.base.types import Image, Message, ToolCall
 from telescope_core.environments.tool_functions import Tool
-from telescope_core.parsers.texts import OPEN
+from telescope_core.parsers.texts import split_thinking
 from telescope_core.parsers.tool_calls import CallText, TaggedBlock, tagged_blocks
 
 ToolCallFormat = Literal["xml", "native"]
@@ -132,7 +132,7 @@ def answer_in(text: str) -> TurnAnswer:
             spoken += text[position : one.start]
             position = one.end
     spoken += text[position:]
-    if OPEN in spoken:
+    if not split_thinking(spoken).is_closed:
         return TurnAnswer("", "")
     return TurnAnswer(text[begin:].strip(), spoken.strip())
 

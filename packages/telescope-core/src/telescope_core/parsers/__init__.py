@@ -5,6 +5,7 @@ All are pure functions, and their time is linear in the length of the text.
 
 from telescope_core.parsers.texts import (
     Thinking,
+    after_thinking,
     as_model,
     boxed_answer,
     code_block,
@@ -19,6 +20,7 @@ from telescope_core.parsers.texts import (
 
 __all__ = [
     "Thinking",
+    "after_thinking",
     "as_model",
     "boxed_answer",
     "code_block",

@@ -4,6 +4,7 @@ Tags are found by text search, because models do not write valid XML.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -12,16 +13,105 @@ from pydantic import BaseModel, ValidationError
 
 from telescope_core.base.types import JsonValue
 
+OPEN = "<think>"
+CLOSE = "</think>"
+_LEAST_TICKS = 3
+_QUOTED = re.compile(r"`+[^`]*`+|\"[^\"]*\"|'</?think>[^']*'")
+"""Code and quotations in one line, in which a mark of thinking is only mentioned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """The thinking and the answer of one text."""
+
+    thinking: str
+    answer: str
+    """The answer; empty if the thinking is not closed."""
+    is_closed: bool
+    """Whether the thinking has ended; True when there was none."""
+
+
+def split_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> Thinking:
+    """Split `text` into thinking and answer at the last closing mark.
+
+    The opening mark may be missing, because some chat templates write it into the prompt. If an
+    opening mark is never closed, there is no answer and the whole text is thinking. A mark that is
+    only mentioned, in code, in quotes or as a word of a sentence, opens and closes nothing.
+    """
+    begin = _begin_of_answer(text, opening, closing)
+    if begin is None:
+        thought = text.replace(opening, "", 1).strip()
+        return Thinking(thinking=thought, answer="", is_closed=False)
+    thought = text[: max(0, begin - len(closing))].replace(opening, "", 1)
+    return Thinking(thinking=thought.strip(), answer=text[begin:].strip(), is_closed=True)
+
+
+def without_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> str:
+    """Return only the answer; empty when the thinking is not closed."""
+    return after_thinking(text, opening=opening, closing=closing).strip()
+
+
+def after_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> str:
+    """Return the answer with the white space around it, which code may need."""
+    begin = _begin_of_answer(text, opening, closing)
+    return "" if begin is None else text[begin:]
+
+
+def _begin_of_answer(text: str, opening: str, closing: str) -> int | None:
+    """Return the index at which the answer begins; None if the thinking is not closed."""
+    if opening not in text and closing not in text:
+        return 0
+    marks = _without_mentions(text, opening, closing)
+    end = marks.rfind(closing)
+    if end < 0 and text.lstrip().startswith(opening):
+        # What looks like a quotation may begin in the thinking and end behind it.
+        end = text.find(closing)
+    begin = end + len(closing) if end >= 0 else 0
+    # Where a line or a sentence may begin, or glued to a word: elsewhere it is a word itself.
+    mark = re.escape(opening)
+    live = re.compile(rf"(?:^|(?<=[.!?>]))[ \t]*{mark}|(?<=\w){mark}", re.MULTILINE)
+    return None if live.search(marks[begin:]) else begin
+
+
+def _without_mentions(text: str, opening: str, closing: str) -> str:
+    """Return `text`, as long as before, without the marks in quotations and closed fences.
+
+    A fence with a closing mark before any opening one is not a sample: the thinking was cut in it.
+    """
+
+    def blank(part: str) -> str:
+        for mark in (opening, closing):
+            part = part.replace(mark, "\0" * len(mark))
+        return part
+
+    lines = text.split("\n")
+    fence, since = "", 0
+    for number, line in enumerate(lines):
+        lines[number] = _QUOTED.sub(lambda found: blank(found[0]), line)
+        bare = line.strip()
+        ticks = bare[: len(bare) - len(bare.lstrip("`"))]
+        if not fence:
+            if len(ticks) >= _LEAST_TICKS and "`" not in bare[len(ticks) :]:
+                fence, since = ticks, number
+        elif bare == ticks and len(ticks) >= len(fence):
+            inside = "\n".join(lines[since:number])
+            if opening in inside.partition(closing)[0]:
+                lines[since:number] = blank(inside).split("\n")
+            fence = ""
+    return "\n".join(lines)
+
+
 _BOXES = ("\\boxed", "\\fbox")
 
 
 def boxed_answer(text: str) -> str | None:
     r"""Return the stripped content of the last `\boxed{...}` or `\fbox{...}`; None without one.
 
-    Braces inside may be nested, and `\{` and `\}` count as ordinary characters. `\boxed 5` boxes
-    the next word. If the last box is not closed, the result is None even when earlier boxes are
-    closed.
+    Text after the thinking is read. Braces inside may be nested, and `\{` and `\}` count as
+    ordinary characters. `\boxed 5` boxes the next word. If the last box is not closed, the result
+    is None even when earlier boxes are closed.
     """
+    text = after_thinking(text)
     start = max(text.rfind(box) for box in _BOXES)
     if start < 0:
         return None
@@ -52,14 +142,13 @@ def _balanced(text: str) -> str | None:
     return None
 
 
-_LEAST_TICKS = 3
 _LANGUAGES = ("", "python", "python3", "py")
 
 
 def code_block(text: str) -> str | None:
     """Return the content of the last fenced block of Python, or without a language; None if none.
 
-    Text after `</think>` is read, if there is such a mark. A block begins with a line of three or
+    Text after the thinking is read. A block begins with a line of three or
     more backticks and ends with one of as many or more, as in CommonMark 0.31, 4.5; one that was
     cut off goes on to the end of the text.
     """
@@ -67,7 +156,7 @@ def code_block(text: str) -> str | None:
     language: str | None = None
     fence = ""
     lines: list[str] = []
-    for line in text.rpartition("</think>")[2].split("\n"):
+    for line in after_thinking(text).split("\n"):
         bare = line.strip()
         ticks = bare[: len(bare) - len(bare.lstrip("`"))]
         if language is None:
@@ -85,9 +174,12 @@ def code_block(text: str) -> str | None:
 def xml_tag(text: str, name: str) -> str | None:
     """Return the stripped content of the last complete `<name>...</name>`; None without one.
 
-    When tags of the same name are nested, the innermost one counts.
+    Text after the thinking is read, unless the tag is `think`. When tags of the same name are
+    nested, the innermost one counts.
     """
     opening, closing = f"<{name}>", f"</{name}>"
+    if opening != OPEN:
+        text = after_thinking(text)
     end = text.rfind(closing)
     start = text.rfind(opening, 0, end) if end >= 0 else -1
     if start < 0:
@@ -118,45 +210,6 @@ def follows_xml_format(text: str, names: Sequence[str]) -> bool:
             return False
         rest = rest.partition(closing)[2]
     return not rest.strip()
-
-
-OPEN = "<think>"
-CLOSE = "</think>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thinking:
-    """The thinking and the answer of one text."""
-
-    thinking: str
-    answer: str
-    """The answer; empty if the thinking is not closed."""
-    is_closed: bool
-    """Whether the thinking has ended; True when there was none."""
-
-
-def split_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> Thinking:
-    """Split `text` into thinking and answer at the last closing mark.
-
-    The opening mark may be missing, because some chat templates write it into the prompt. If an
-    opening mark is never closed, there is no answer and the whole text is thinking.
-    """
-    before, mark, after = text.rpartition(closing)
-    if mark:
-        if opening not in after:
-            thought = before.replace(opening, "", 1)
-            return Thinking(thinking=thought.strip(), answer=after.strip(), is_closed=True)
-        thought = text
-    elif opening in text:
-        thought = text
-    else:
-        return Thinking(thinking="", answer=text.strip(), is_closed=True)
-    return Thinking(thinking=thought.replace(opening, "", 1).strip(), answer="", is_closed=False)
-
-
-def without_thinking(text: str, *, opening: str = OPEN, closing: str = CLOSE) -> str:
-    """Return only the answer; empty when the thinking is not closed."""
-    return split_thinking(text, opening=opening, closing=closing).answer
 
 
 Model = TypeVar("Model", bound=BaseModel)

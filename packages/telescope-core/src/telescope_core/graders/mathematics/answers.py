@@ -13,11 +13,11 @@ from telescope_core.graders.mathematics.values import (
     of_equation,
     value_of_equation,
 )
-from telescope_core.parsers import boxed_answer
+from telescope_core.parsers import boxed_answer, without_thinking
 
 _BOX = "\\boxed"
 _MAX_COMPLETION = 100_000
-"""Characters at the end of a completion that are searched."""
+"""Characters at the end of a completion, without its thinking, that are searched."""
 _MAX_LINE = 2000
 _AROUND = r"(?:[\s,;$]|\\[()\[\]]|\\q?quad)*"
 _JOINED = re.compile(
@@ -55,13 +55,13 @@ class AnswerForm(StrEnum):
 def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
     r"""Return the final answer in `completion`; empty if there is none.
 
-    The form that the prompt asked for counts, then the later of the last box and the last line
-    `Answer: ...`. Without either, the last line counts: the text after "answer is", its last
-    formula, or its last number. In an equation only the right side counts, so that repeating
-    `12+34=` answers nothing. A text that cannot be read as a whole is no answer; parts of it are
-    not used.
+    Thinking does not count. The form that the prompt asked for counts, then the later of the last
+    box and the last line `Answer: ...`. Without either, the last line counts: the text after
+    "answer is", its last formula, or its last number. In an equation only the right side counts, so
+    that repeating `12+34=` answers nothing. A text that cannot be read as a whole is no answer;
+    parts of it are not used.
     """
-    tail = completion[-_MAX_COMPLETION:]
+    tail = without_thinking(completion)[-_MAX_COMPLETION:]
     box_at = tail.rfind(_BOX)
     line = max(_LINE.finditer(tail), key=lambda found: found.start(), default=None)
     line_at = line.start() if line else -1
@@ -85,7 +85,7 @@ def final_answer(solution: str) -> str:
 
 def has_box(completion: str) -> bool:
     """Return whether the completion boxes a non-empty answer."""
-    return bool(boxed_answer(completion[-_MAX_COMPLETION:]))
+    return bool(boxed_answer(without_thinking(completion)[-_MAX_COMPLETION:]))
 
 
 def _boxes(tail: str) -> str:

@@ -21,6 +21,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_alphabet_sort.names import Key, draw_names, in_order
 from telescope_env_telescope_alphabet_sort.sequences import longest_common
 
@@ -123,7 +124,7 @@ class AlphabetSort(MultiTurnEnvironment):
 
 def read_list(text: str) -> list[str]:
     """Return the lines of the last <sorted> list; empty if there is none."""
-    tagged: list[str] = _ANSWER.findall(text[-_MAX_COMPLETION:])
+    tagged: list[str] = _ANSWER.findall(without_thinking(text)[-_MAX_COMPLETION:])
     lines = tagged[-1].splitlines() if tagged else list[str]()
     return [" ".join(line.split()) for line in lines if line.strip()]
 

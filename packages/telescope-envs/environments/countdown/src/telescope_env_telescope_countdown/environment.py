@@ -18,6 +18,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.examples import SplitSource
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_countdown.expression import (
     Expression,
     ExpressionError,
@@ -106,7 +107,7 @@ class Countdown(SingleTurnEnvironment):
     @metric
     def uses_tags(self, rollout: Rollout, example: Example) -> float:
         """1 when the answer stands in <answer> tags."""
-        return float(_ANSWER.search(rollout.completion_text[-_MAX_COMPLETION:]) is not None)
+        return float(_ANSWER.search(_tail(rollout.completion_text)) is not None)
 
     def _draw(self, rng: random.Random) -> Example:
         config = self.config
@@ -147,7 +148,7 @@ class Countdown(SingleTurnEnvironment):
 
 def extract_expression(completion: str) -> str:
     """Return the answer's text: the last <answer>, else the last line, up to an equals sign."""
-    tail = completion[-_MAX_COMPLETION:]
+    tail = _tail(completion)
     tagged = _ANSWER.findall(tail)
     if tagged:
         text = tagged[-1]
@@ -155,6 +156,10 @@ def extract_expression(completion: str) -> str:
         lines = [line for line in tail.splitlines() if line.strip()]
         text = lines[-1] if lines else ""
     return text.partition("=")[0].strip(" \t\r\n")
+
+
+def _tail(completion: str) -> str:
+    return without_thinking(completion)[-_MAX_COMPLETION:]
 
 
 def _puzzle(example: Example) -> Puzzle:

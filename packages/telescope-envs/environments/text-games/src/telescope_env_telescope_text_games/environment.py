@@ -23,6 +23,7 @@ from telescope_core import (
 )
 from telescope_core.errors import ConfigError
 from telescope_core.matches import Match, MatchConfig, MatchEnvironment
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_text_games.names import chosen_games, players_of
 from telescope_env_telescope_text_games.play import Outcome, SeededGame
 from telescope_env_telescope_text_games.solutions import solution
@@ -103,7 +104,7 @@ class TextGames(Environment):
             completion = await episode.generate()
             if completion.finish_reason == "length":
                 return StopReason.LENGTH
-            said = completion.message.content[-_MAX_MOVE:]
+            said = without_thinking(completion.message.content)[-_MAX_MOVE:]
             ended: object = await self.caller.one("play", game.move, said)
             if ended is not None:
                 episode.state["outcome"] = ended
@@ -158,7 +159,9 @@ class TextMatch(MatchEnvironment):
         for _ in range(self.config.max_turns):
             told = str(await self.caller.one("play", game.told))
             said = await match[f"player-{game.player}"].ask(told or "Go on.")
-            ended: Any = await self.caller.one("play", game.move, said[-_MAX_MOVE:])
+            ended: Any = await self.caller.one(
+                "play", game.move, without_thinking(said)[-_MAX_MOVE:]
+            )
             if ended is not None:
                 match.episode.state["outcome"] = ended
                 shares = (min(1.0, max(0.0, (one + 1) / 2)) for one in ended.scores)

@@ -18,6 +18,7 @@ from telescope_core import (
     tool,
 )
 from telescope_core.graders.mathematics import extract_answer, numbers_match
+from telescope_core.parsers import without_thinking
 
 Operation = Literal["+", "-", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "-", "*")
@@ -72,5 +73,5 @@ class ToolCalculator(ToolEnvironment):
     @reward
     def correct(self, rollout: Rollout, example: Example) -> float:
         """1 when the answer in the last message is the result."""
-        said = extract_answer(rollout.completion_text[-200:])
+        said = extract_answer(without_thinking(rollout.completion_text)[-200:])
         return float(numbers_match(said, example.answer))

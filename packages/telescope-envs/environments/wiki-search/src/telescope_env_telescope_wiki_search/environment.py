@@ -41,7 +41,6 @@ INSTRUCTION = (
     "answer between <answer> and </answer>."
 )
 EVAL_SHARE = 0.2
-_MAX_TEXT = 100_000
 
 
 class WikiSearch(SearchEnvironment):
@@ -160,7 +159,7 @@ class WikiSearch(SearchEnvironment):
     @reward(weight=0.9)
     def correct(self, rollout: Rollout, example: Example) -> float:
         """1 when the answer is right, up to case, articles and punctuation."""
-        said = xml_tag(rollout.completion_text[-_MAX_TEXT:], "answer")
+        said = xml_tag(rollout.completion_text, "answer")
         return float(said is not None and is_same_answer(said, example.answer))
 
     @reward(weight=0.1)

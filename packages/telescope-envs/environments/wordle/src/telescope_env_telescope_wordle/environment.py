@@ -21,6 +21,7 @@ from telescope_core import (
     reward,
 )
 from telescope_core.examples import split_of
+from telescope_core.parsers import without_thinking
 from telescope_env_telescope_wordle.feedback import feedback, progress
 from telescope_env_telescope_wordle.words import WORDS
 
@@ -119,7 +120,7 @@ class Wordle(MultiTurnEnvironment):
 
 def read_guess(text: str) -> str | None:
     """Return the last tagged guess, or a message that is nothing but a word; None if neither."""
-    tail = text[-10_000:]
+    tail = without_thinking(text)[-10_000:]
     tagged = _GUESS.findall(tail)
     word = (tagged[-1] if tagged else tail).strip().lower()
     return word if _WORD.fullmatch(word) else None
