@@ -176,3 +176,30 @@ def test_answers_are_the_same_up_to_how_they_are_written():
     assert not is_same_answer("-1114", "1114")
     assert not is_same_answer("1.5", "1 5")
     assert not is_same_answer("-3.5", "3.5")
+    assert not is_same_answer("-5", "5")
+    assert not is_same_answer("1.5", "15")
+    assert not is_same_answer("1 5", "15")
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ["U.S.", "US", "the U. S.", "u.s"],
+        ["U.S.A.", "U.S.A", "U. S. A.", "USA"],
+        ["J.R.R. Tolkien", "J. R. R. Tolkien", "J R R Tolkien", "JRR Tolkien"],
+        ["O'Neil", "O\u2019Neil", "ONeil"],
+        ["A.A. Milne", "A. A. Milne", "AA Milne"],
+        ["Ph.D.", "PhD"],
+        ["C++", "c++."],
+        ["C#"],
+        ["C"],
+        ["Plan A", "plan a."],
+        ["B, C"],
+        ["AT&T", "AT & T"],
+        ["well-known", "well known", "a well-known"],
+    ],
+)
+def test_names_are_the_same_up_to_how_they_are_written(same):
+    assert len({plain_answer(one) for one in same}) == 1
+    others = {"C", "C++", "C#", "C+", "S", "Milne", "Neil", "BC", "US 5"} - set(same)
+    assert not any(is_same_answer(same[0], other) for other in others)

@@ -126,24 +126,40 @@ class LocalCorpus:
             return self._database.execute(query, values).fetchall()
 
 
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
 _OF_NUMBERS = (
     (re.compile(r"(?<![\w)])[-\u2212] ?(?=\d)"), " minus "),
     (re.compile(r"(?<=\d)\.(?=\d)"), " point "),
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
 )
 """A sign, a decimal point, and thousands separators, each with its replacement."""
+_LETTER = r"[^\W\d_]"
+_ARTICLE = re.compile(rf"\b(?:an|the)\b|(?<!\.)(?<!\b{_LETTER}\. )\ba\b(?!\. ?{_LETTER}\b)")
+"""The letter of initials, such as `U.S.A.` and `A. A. Milne`, is none."""
+_OF_NAMES = (
+    (re.compile(rf"(?<={_LETTER})['\u2019.](?={_LETTER})"), ""),
+    (re.compile(rf"(?<!\w)({_LETTER})\.? (?={_LETTER}(?!\w))"), r"\1"),
+    (re.compile(rf"(?<={_LETTER})\+\+(?!{_LETTER})"), "plusplus"),
+    (re.compile(rf"(?<={_LETTER})\+(?!{_LETTER})"), "plus"),
+    (re.compile(rf"(?<={_LETTER})#(?!{_LETTER})"), "sharp"),
+)
+"""O'Neil is ONeil, U.S. and U. S. are US; but C++ and C# are neither C nor each other."""
 _NO_WORD = re.compile(r"[^\w]+")
 _LONGEST = 1000
 
 
 def plain_answer(text: str) -> str:
-    """Return `text` in lower case without accents, articles and punctuation."""
+    """Return `text` in lower case without accents, articles and punctuation.
+
+    Signs that make another value or name of it, as in -5, 1.5 and C++, are written as words.
+    """
     spread = unicodedata.normalize("NFKD", text[:_LONGEST].casefold())
     letters = "".join(one for one in spread if not unicodedata.combining(one))
     for sign, word in _OF_NUMBERS:
         letters = sign.sub(word, letters)
-    return " ".join(_ARTICLE.sub(" ", _NO_WORD.sub(" ", letters)).split())
+    letters = _ARTICLE.sub(" ", letters)
+    for sign, word in _OF_NAMES:
+        letters = sign.sub(word, letters)
+    return " ".join(_NO_WORD.sub(" ", letters).split())
 
 
 def is_same_answer(said: str, wanted: str) -> bool:
