@@ -100,6 +100,36 @@ def grader():
         ("Answer: no solution", "no solution"),
         ("$9\\pi \\approx 28.27$", "9\\pi"),
         ("#### 35", "35"),
+        ("A: 18", "18"),
+        ("**x**: 18", "18"),
+        ("x : -18", "-18"),
+        ("A: 18, B: 20", "B: 20"),
+        ("a : b = 3 : 4", "3 : 4"),
+        # A last line in another script, with its words in English behind it.
+        ("\u041e\u0442\u0432\u0435\u0442: 18", "18"),  # answer: 18
+        ("\u0412\u0441\u0435\u0433\u043e 18 \u044f\u0438\u0446.", "18"),  # 18 eggs in all
+        ("18 \u0438\u043b\u0438 20", "18 and 20"),  # 18 or 20
+        ("\u041c\u0438\u043d\u0443\u0441 18", ""),  # minus 18
+        ("18 \u0442\u044b\u0441\u044f\u0447", ""),  # 18 thousand
+        ("\u7b54\u6848\u662f18\u3002", "18"),  # the answer is 18
+        ("\u7b54\u6848\uff1a18\u3002", "18"),  # answer: 18
+        ("\u7b54\u6848\u662f18\u4e07\u3002", ""),  # 18 ten thousands
+        ("\u7b54\u6848\u662f3\u4e075000", ""),  # 35000
+        ("18\u621620", "18 and 20"),  # 18 or 20
+        ("18\u4e2a\u548c20\u4e2a\u3002", "18 and 20"),  # 18 and 20 pieces
+        ("18\u300120\u3002", "18\u300120"),  # 18, 20
+        ("\u8d1f18", ""),  # minus 18
+        ("3\u5206\u306e1", ""),  # a third
+        ("18\u70b95", ""),  # 18.5
+        ("\u5408\u8a08\u306f18\u500b\u3067\u3059\u3002", "18"),  # the sum is 18 pieces
+        ("18\u500b\u304b20\u500b", "18 and 20"),  # 18 or 20 pieces
+        ("\ucd1d 18\uac1c\uc785\ub2c8\ub2e4.", "18"),  # 18 pieces in all
+        ("18 \ub610\ub294 20", "18 and 20"),  # 18 or 20
+        ("18\ub9cc", ""),  # 18 ten thousands
+        ("T\u1ed5ng: 18", "18"),  # sum: 18
+        ("Answer: 18 \u044f\u0438\u0446", "18"),  # 18 eggs
+        ("Answer: 36\u03c0", "36\u03c0"),
+        ("So 10\u00b2\u00b3", "10\u00b2\u00b3"),
         ("<think>is it \\boxed{18}? no</think>\nThe answer is 20.", "20"),
         ("is it \\boxed{18}? no</think>\nThe answer is 20.", "20"),
         ("<think>is it \\boxed{18}? no, let me th", ""),

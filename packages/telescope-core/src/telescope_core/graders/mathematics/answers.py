@@ -34,7 +34,38 @@ _SAID = re.compile(
     r"|final answer\s*[:\uff1a])",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[A-Za-z]{2,}")
+_UNSPACED = r"\u0e01-\u0e4f\u3005\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+"""Letters of scripts that write a number and its words without a space."""
+_SPACED = r"\u0400-\u1cff\u1e00-\u1eff"
+"""Letters of other scripts. Greek ones are variables, and so is a single Latin one."""
+_WORD = re.compile(
+    rf"[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f]{{2,}}|(?!\d)[{_SPACED}{_UNSPACED}]"
+)
+_SEAM = re.compile(
+    rf"(?<=[{_UNSPACED}])(?=[^\s{_UNSPACED}])|(?<=[^\s{_UNSPACED}])(?=[{_UNSPACED}])"
+)
+_JOINT = re.compile(
+    rf"and|or|(?:(?!\d)[{_SPACED}]){{1,3}}"
+    r"|.{0,3}(?:[\u548c\u6216\u4e0e\u8207\u53ca\u8ddf\ubc0f]|\u8fd8\u662f|\u9084\u662f|\u307e\u305f\u306f"
+    r"|\u3042\u308b\u3044\u306f|\ub610\ub294|\ud639\uc740).{0,2}"
+    r"|.{0,3}[\u3068\u304b\u3084\uacfc\uc640\ub791\ub098]|\u0e41\u0e25\u0e30|\u0e2b\u0e23\u0e37\u0e2d"
+)
+"""Words between the numbers of a list; of Cyrillic and the like, any short word is taken for one."""
+_OTHER_VALUE = re.compile(
+    r"\d\s*(?:[\u767e\u5343\u4e07\u842c\u4ebf\u5104\u5146\ubc31\ucc9c\ub9cc\uc5b5\uc870]"
+    r"|\u5206\u4e4b|\u5206\u306e|\ubd84\uc758|[\u70b9\u9ede\uc810](?=\s*\d)"
+    r"|\u0442\u044b\u0441|\u043c\u043b\u043d|\u043c\u043b\u0440\u0434|\u043c\u0438\u043b\u043b|\u0441\u043e\u0442"
+    r"|\u0434\u044e\u0436\u0438\u043d|\u0623\u0644\u0641|\u0622\u0644\u0627\u0641|\u0645\u0644\u064a"
+    r"|\u0932\u093e\u0916|\u0915\u0930\u094b|\u0939\u091c|\u0939\u095b|\u0938\u094c"
+    r"|\u0e23\u0e49\u0e2d\u0e22|\u0e1e\u0e31\u0e19|\u0e2b\u0e21\u0e37\u0e48\u0e19|\u0e41\u0e2a\u0e19|\u0e25\u0e49\u0e32\u0e19)"
+    r"\s*(?:\d[\d.,]*)?\D*$"
+    r"|(?:[\u8d1f\u8ca0]|\u30de\u30a4\u30ca\u30b9|\ub9c8\uc774\ub108\uc2a4|\u043c\u0438\u043d\u0443\u0441"
+    r"|\u043c\u0456\u043d\u0443\u0441|\u0633\u0627\u0644\u0628|\u0e25\u0e1a)\s*\d[\d.,]*\D*$",
+    re.IGNORECASE,
+)
+"""A last number whose words make it another one: thousands, a fraction, a decimal, a minus."""
+_LABEL = re.compile(r"^[\s>*_#]*[^\W\d_][*_]*\s?[:\uff1a][\s*_]*(?=[-\u2212+.$(\\\d][^:\uff1a=]*$)")
+"""A letter and a colon before the only value of a line."""
 _SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|lakh|crore)s?[.,;]?")
 _COMMANDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -130,7 +161,7 @@ def _announced(text: str) -> str:
     plain = (text[said.end() :] if said else text).strip().strip("*_").strip()
     if plain.startswith("\\text{") and plain.endswith("}"):
         return plain
-    whole = plain.rstrip(".")
+    whole = plain.rstrip(".\u3002")
     formulas = _formulas(whole)
     if len(formulas) == 1 and formulas[0][0] == 0 and formulas[0][1] == len(whole):
         return _right_side(formulas[0][2])
@@ -200,13 +231,16 @@ def _is_money(inside: str) -> bool:
 
 def _last_mathematics(line: str) -> str:
     """Return the last words of `line` that form mathematics with a digit or a command."""
+    if _OTHER_VALUE.search(line):
+        return ""
     runs: list[list[str]] = [[]]
-    for word in _CALCULATOR.sub("", line.replace("**", " ")).split():
-        bare = word.strip("()[]{}.,;:!?\"'")
-        is_joint = bare in ("and", "or") and bool(runs[-1])
-        if (word and not _is_prose(word)) or is_joint:
-            runs[-1].append(word)
-            if word[-1] not in ",;.!?":
+    spaced = _SEAM.sub(" ", _LABEL.sub("", line.replace("**", " ")))
+    for word in _CALCULATOR.sub("", spaced).split():
+        bare = word.strip("()[]{}.,;:!?\"'\u3002\uff01\uff1f\uff1a")
+        is_joint = _JOINT.fullmatch(bare) is not None and bool(runs[-1])
+        if is_joint or not _is_prose(word):
+            runs[-1].append("and" if is_joint and bare != "or" else word)
+            if word[-1] not in ",;.!?\u3002\uff01\uff1f":
                 continue
         if runs[-1]:
             runs.append([])
@@ -218,7 +252,8 @@ def _last_mathematics(line: str) -> str:
             words.pop(0)
         text = " ".join(words)
         if _has_digit(text) or "\\" in text:
-            return _right_side(_balanced(text.lstrip(",;:!?\"' ").rstrip(",;:!?.\"' ")))
+            plain = text.lstrip(",;:!?\"' \uff1a").rstrip(",;:!?.\"' \u3002\uff01\uff1f")
+            return _right_side(_balanced(plain))
     return ""
 
 
