@@ -50,7 +50,7 @@ _JOINT = re.compile(
     r"|\u3042\u308b\u3044\u306f|\ub610\ub294|\ud639\uc740).{0,2}"
     r"|.{0,3}[\u3068\u304b\u3084\uacfc\uc640\ub791\ub098]|\u0e41\u0e25\u0e30|\u0e2b\u0e23\u0e37\u0e2d"
 )
-"""Words between the numbers of a list; of Cyrillic and the like, any short word is taken for one."""
+"""Words between the numbers of a list; of Cyrillic and the like any short word counts as one."""
 _OTHER_VALUE = re.compile(
     r"\d\s*(?:[\u767e\u5343\u4e07\u842c\u4ebf\u5104\u5146\ubc31\ucc9c\ub9cc\uc5b5\uc870]"
     r"|\u5206\u4e4b|\u5206\u306e|\ubd84\uc758|[\u70b9\u9ede\uc810](?=\s*\d)"
