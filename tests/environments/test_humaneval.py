@@ -125,7 +125,7 @@ async def test_replies_of_every_kind_are_programs(environment):
         (f"{body}\nprint('more')\ndef unfinished(", 1.0),
         (alone, 1.0),
         (f"```python\n{alone}", 1.0),
-        (f"```python\n{alone}\n```\n```python\nx = 1\n```", 0.0),
+        (f"```python\n{alone}\n```\n```python\nx = 1\n```", 1.0),
         (problem.prompt, 0.0),
         ("", 0.0),
     ]:
@@ -157,6 +157,23 @@ def test_a_program_is_the_prompt_and_what_follows():
     problem = problems()[0]
     body = "    return True\n\n\n"
     assert program_of(problem, f"{body}class B:") == problem.prompt + body
+
+
+def test_the_last_block_that_defines_the_function_counts():
+    problem = next(one for one in problems() if one.id == "HumanEval/0")
+    whole = f"{problem.prompt}{problem.solution}"
+    reply = f"```python\n{whole}\n```\n"
+    alone = program_of(problem, reply)
+    for after in (
+        "```python\nprint(has_close_elements([1.0], 0.5))\n```",
+        "```python\nassert has_close_elements([1.0], 0.5) == False\n```",
+        "```\nFalse\n```",
+    ):
+        assert program_of(problem, f"{reply}Example:\n{after}") == alone
+    short = "has_close_elements = lambda numbers, threshold: False"
+    assert program_of(problem, f"{reply}```python\n{short}\n```").endswith(f"{short}\n")
+    listed = "\n".join(f"   {line}" for line in f"```python\n{whole}\n```".split("\n"))
+    assert program_of(problem, f"1. Code:\n{listed}").split() == alone.split()
 
 
 def test_other_problems_are_refused(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from telescope_core.parsers import (
     as_model,
     boxed_answer,
     code_block,
+    code_blocks,
     follows_xml_format,
     json_values,
     last_json,
@@ -260,7 +261,7 @@ def test_hostile_text_takes_no_time():
     ("text", "code"),
     [
         ("```python\nx = 1\n```", "x = 1"),
-        ("a\n```py\nx\n```\nb\n```\ny\nz\n```\nc", "y\nz"),
+        ("a\n```py\nx\n```\nb\n```py\ny\nz\n```\nc", "y\nz"),
         ("```Python3 \nx\n  ```", "x"),
         ("```python\nx\n```\n```sh\nls\n```", "x"),
         ("```python\nx = '''\n```js\n'''\n```", "x = '''\n```js\n'''"),
@@ -274,7 +275,26 @@ def test_hostile_text_takes_no_time():
         ("```python\nx\n`````", "x"),
         ("```x```\n```\ny\n```", "y"),
         ("```python title='a'\nx\n```", "x"),
+        ("```python\nx\n```\nIt prints\n```\n3\n```", "x"),
+        ("```\nx\n```\nIt prints\n```text\n3\n```", "x"),
+        ("~~~python\nx\n~~~", "x"),
+        ("~~~\nx\n```\n~~~~", "x\n```"),
+        ("1. Code:\n\n   ```python\n   if x:\n       y\n\n  z\n   ```\n2. b", "if x:\n    y\n\nz"),
+        ("\t```python\n\tif x:\n\t\ty\n\t```", "if x:\n\ty"),
+        (
+            '```python\ndef f():\n    """\n    ```\n    """\n```',
+            'def f():\n    """\n    ```\n    """',
+        ),
+        ("```{.python}\nx\n```\n```json\n{}\n```", "x"),
     ],
 )
 def test_the_last_block_of_python_is_the_code(text, code):
     assert code_block(text) == code
+
+
+def test_blocks_say_their_language_and_those_of_other_languages_are_left_out():
+    blocks = code_blocks("```Py\na\n```\n```sh\nb\n```\n```\nc\n```")
+    assert [(one.language, one.code, one.is_python) for one in blocks] == [
+        ("py", "a", True),
+        ("", "c", False),
+    ]

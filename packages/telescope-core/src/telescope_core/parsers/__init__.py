@@ -4,11 +4,13 @@ All are pure functions, and their time is linear in the length of the text.
 """
 
 from telescope_core.parsers.texts import (
+    CodeBlock,
     Thinking,
     after_thinking,
     as_model,
     boxed_answer,
     code_block,
+    code_blocks,
     follows_xml_format,
     json_values,
     last_json,
@@ -19,11 +21,13 @@ from telescope_core.parsers.texts import (
 )
 
 __all__ = [
+    "CodeBlock",
     "Thinking",
     "after_thinking",
     "as_model",
     "boxed_answer",
     "code_block",
+    "code_blocks",
     "follows_xml_format",
     "json_values",
     "last_json",

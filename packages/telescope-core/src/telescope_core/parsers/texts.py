@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -142,33 +142,66 @@ def _balanced(text: str) -> str | None:
     return None
 
 
-_LANGUAGES = ("", "python", "python3", "py")
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+_MAX_INDENT = 3
+"""Most spaces by which a closing fence may be deeper than its opening one: CommonMark 0.31, 4.5."""
+_PYTHON = ("python", "python3", "py")
+
+
+class CodeBlock(NamedTuple):
+    """A fenced block of a reply."""
+
+    language: str
+    """First word after the fence, in small letters; empty without one."""
+    code: str
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it says that it is Python."""
+        return self.language in _PYTHON
+
+
+def code_blocks(text: str) -> list[CodeBlock]:
+    """Return the fenced blocks of Python and of no language in particular, in order.
+
+    Text after the thinking is read. A block begins with a line of three or
+    more backticks or tildes and ends with one of as many or more, as in CommonMark 0.31, 4.5; one
+    that was cut off goes on to the end of the text. What a fence is indented by, as in a list, its
+    lines are not.
+    """
+    found: list[CodeBlock] = []
+    indent = fence = language = ""
+    lines: list[str] | None = None
+    for line in after_thinking(text).split("\n"):
+        match = _FENCE.fullmatch(line.rstrip())
+        margin, mark, said = match.groups() if match else ("", "", "")
+        if lines is None:
+            if mark and not (mark[0] == "`" and "`" in said):
+                words = said.lower().split()
+                indent, fence, lines = margin, mark, []
+                language = words[0].strip("{.}") if words else ""
+        elif mark.startswith(fence) and not said and len(margin) <= len(indent) + _MAX_INDENT:
+            found.append(CodeBlock(language, "\n".join(lines)))
+            lines = None
+        else:
+            spaces = len(line) - len(line.lstrip(" "))
+            is_inside = line.startswith(indent)
+            lines.append(line[len(indent) if is_inside else min(spaces, len(indent)) :])
+    if lines is not None:
+        found.append(CodeBlock(language, "\n".join(lines)))
+    return [block for block in found if block.is_python or not block.language]
 
 
 def code_block(text: str) -> str | None:
-    """Return the content of the last fenced block of Python, or without a language; None if none.
+    """Return the code of the last block of Python, else of the last without a language.
 
-    Text after the thinking is read. A block begins with a line of three or
-    more backticks and ends with one of as many or more, as in CommonMark 0.31, 4.5; one that was
-    cut off goes on to the end of the text.
+    None if there is neither. A block without a language after one of Python is most often what the
+    program writes. See `code_blocks` for what a block is.
     """
-    found: str | None = None
-    language: str | None = None
-    fence = ""
-    lines: list[str] = []
-    for line in after_thinking(text).split("\n"):
-        bare = line.strip()
-        ticks = bare[: len(bare) - len(bare.lstrip("`"))]
-        if language is None:
-            if len(ticks) >= _LEAST_TICKS and "`" not in bare[len(ticks) :]:
-                said = bare[len(ticks) :].lower().split()
-                fence, language, lines = ticks, said[0] if said else "", []
-        elif bare == ticks and len(ticks) >= len(fence):
-            found = "\n".join(lines) if language in _LANGUAGES else found
-            language = None
-        else:
-            lines.append(line)
-    return "\n".join(lines) if language in _LANGUAGES else found
+    blocks = code_blocks(text)
+    of_python = [block for block in blocks if block.is_python]
+    last = (of_python or blocks)[-1:]
+    return last[0].code if last else None
 
 
 def xml_tag(text: str, name: str) -> str | None:

