@@ -1,6 +1,7 @@
 """Hidden tests stay outside; what goes wrong inside is the program's failure, and only that."""
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -192,10 +193,34 @@ def test_tolerance_is_for_numbers_alone():
     assert not same_json([1.1, "a"], [1, "a"], 1e-6)
     assert not same_json(True, 1, 1e-6)
     assert not same_json(10**400, 1.5, 1e-6)
+    assert not same_json(math.inf, 1.5, 1e-6)
+    assert not same_json(math.nan, 1.5, 1e-6)
     assert same_output("0.3333333 x\n", "0.33333331  x", 1e-6)
     assert not same_output("0.33 x", "0.34 x", 1e-6)
     assert same_output("a  \nb\n\n", "a\nb")
-    assert not same_output("a b", "a  b")
+    assert same_output("a b", "a\t b")
+    assert not same_output("a b", "ab")
+    assert not same_output("1 2", "1\n2")
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6])
+def test_numbers_in_an_output_count_by_their_worth_and_whole_ones_as_they_stand(tolerance):
+    for came, wanted in [("1.50", "1.5"), ("3.0", "3"), ("1e3", "1000"), ("-0.0", "0.0")]:
+        assert same_output(came, wanted, tolerance), (came, wanted)
+        assert same_output(wanted, came, tolerance), (came, wanted)
+    huge = ["1e999999999", "1e9999", f"1.{'0' * 100_000}1e9999", "9" * 100_000 + ".5"]
+    for came, wanted in [
+        *(("1000000006", "1000000007"), ("101", "0101"), ("1000000006.0", "1000000007")),
+        *(("100000000000000001", "100000000000000000.0"), ("1e17", "100000000000000001")),
+        *(("nan", "1.0"), ("NaN", "nan"), ("inf", "1e9"), ("inf", "1.0"), ("1_0.0", "10")),
+        *((one, "1.5") for one in huge),
+        *((one, "1e999999998") for one in huge),
+    ]:
+        assert not same_output(came, wanted, tolerance), (came[:30], wanted)
+        assert not same_output(wanted, came, tolerance), (came[:30], wanted)
+    assert not same_json(1000000006, 1000000007, tolerance)
+    assert not same_json(1000000006.0, 1000000007, tolerance)
+    assert same_json(2.0, 2, tolerance)
 
 
 async def test_a_program_that_cannot_be_started_has_failed(box):

@@ -8,10 +8,11 @@ only the built-in types come back, and comparing them runs no code of the progra
 """
 
 import json
-import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import NamedTuple, cast
 
 from telescope_core.base.types import JsonValue
@@ -37,6 +38,9 @@ _out.flush()
 _MARK = "\ufeff"
 """Begins some files of text. Python takes it in a file, and not in a text."""
 _MAX_SAID = 400
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+"""A number in an output. Longer exponents are no number's that a problem asks for, and NaN and
+infinities are words like others."""
 MAX_PROGRAM_BYTES = 100_000
 """Linux takes 128 KiB in one argument of a command."""
 
@@ -111,8 +115,8 @@ async def grade_program(
 ) -> Grade:
     """Run each test in its own process and compare the output; for Python programs only.
 
-    `timeout_s` is for one test. Numbers may differ by `tolerance`, absolute or relative, if it is
-    above 0. Raises SandboxError only if the provider failed.
+    `timeout_s` is for one test. Numbers that are not whole may differ by `tolerance`, as
+    `same_json` and `same_output` say. Raises SandboxError only if the provider failed.
     """
     outcomes: list[HiddenTestOutcome] = []
     program = program.removeprefix(_MARK)
@@ -144,7 +148,8 @@ def why_not_run(program: str) -> str:
 def same_json(value: JsonValue, expected: JsonValue, tolerance: float = 0.0) -> bool:
     """Return whether two JSON values are equal: True is not 1, and 1 is 1.0.
 
-    Numbers may differ by `tolerance`, absolute or relative, if it is above 0.
+    Floats may differ by `tolerance`, absolute or relative, and a float from an integer by as much,
+    absolute alone. Two integers may not.
     """
     if isinstance(expected, bool) or isinstance(value, bool):
         return value is expected
@@ -162,13 +167,14 @@ def same_json(value: JsonValue, expected: JsonValue, tolerance: float = 0.0) -> 
 
 
 def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Return whether texts are equal, except for white space at the ends of lines and text.
+    """Return whether texts have the same words on each line, however these are spaced.
 
-    With a `tolerance`, words that are numbers may differ by it.
+    Whole numbers are words like others: 007 is not 7. Where one of two numbers has a point or an
+    exponent their worth counts: 1.50 is 1.5, and 3.0 is 3. Such numbers may differ by `tolerance`,
+    absolute, or also relative if both have one.
     """
-    came, wanted = output.strip(), expected.strip()
-    lines = [line.split() if tolerance else [line.rstrip()] for line in came.split("\n")]
-    others = [line.split() if tolerance else [line.rstrip()] for line in wanted.split("\n")]
+    lines = [line.split() for line in output.strip().split("\n")]
+    others = [line.split() for line in expected.strip().split("\n")]
     return len(lines) == len(others) and all(
         len(words) == len(right)
         and all(_same_word(one, other, tolerance) for one, other in zip(words, right, strict=True))
@@ -245,21 +251,32 @@ def why_no_answer(done: CommandResult) -> str:
 def _same_word(word: str, expected: str, tolerance: float) -> bool:
     if word == expected:
         return True
-    if not tolerance:
+    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
         return False
-    try:
-        return _same_number(float(word), float(expected), tolerance)
-    except ValueError:
-        return False
+    num_whole = sum(one.lstrip("+-").isdigit() for one in (word, expected))
+    return num_whole < 2 and _is_near(Decimal(word), Decimal(expected), tolerance, num_whole == 0)
 
 
 def _same_number(value: float, expected: float, tolerance: float) -> bool:
     if value == expected or (value != value and expected != expected):
         return True
+    num_whole = sum(isinstance(one, int) for one in (value, expected))
+    return num_whole < 2 and _is_near(Decimal(value), Decimal(expected), tolerance, num_whole == 0)
+
+
+def _is_near(value: Decimal, expected: Decimal, tolerance: float, is_relative: bool) -> bool:
+    """Return whether two numbers differ by at most `tolerance`, and infinities by nothing.
+
+    A whole number is compared without `is_relative`, as a relative tolerance would take another
+    whole number for a large one.
+    """
+    if not tolerance or not (value.is_finite() and expected.is_finite()):
+        return value == expected
     try:
-        return tolerance > 0 and math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
-    except OverflowError:  # an integer beyond every float
-        return False
+        size = max(abs(value), abs(expected), Decimal(1)) if is_relative else Decimal(1)
+        return abs(value - expected) <= Decimal(str(tolerance)) * size
+    except ArithmeticError:
+        return False  # A number of more digits than Decimal computes with
 
 
 MAX_DEPTH = 100

@@ -56,8 +56,9 @@ class I3Code(ProgramEnvironment):
         """all: 1 if every test passes; share: the part of the tests that do."""
         max_tests: Annotated[int, Field(ge=0)] = 15
         """Most tests of a problem that are run, evenly spread over them; 0 runs all."""
-        tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-        """Numbers may differ by this, absolute or relative; 0 compares exactly."""
+        tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-6
+        """Numbers that are not whole may differ by this, absolute or relative, as the sites that
+        problems are from allow; 0 compares them exactly."""
         instruction: bool = True
         """Whether what to write, and how to reply, follows the problem."""
         path: str = DATASET
