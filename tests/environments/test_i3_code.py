@@ -14,7 +14,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_env_telescope_i3_code import I3Code
-from telescope_env_telescope_i3_code.environment import DATASET, REVISION
+from telescope_env_telescope_i3_code.environment import DATASET, REVISION, with_prelude
 from telescope_env_telescope_i3_code.rows import example_of
 from telescope_env_telescope_i3_code.tests import (
     Case,
@@ -170,6 +170,25 @@ async def test_the_columns_of_livecodebench(tmp_path):
 
 def cases(**columns):
     return cases_of(example_of({"question": "q", **columns}, path="p"))
+
+
+NAMES = (
+    "inf > gcd(4, 6) == 2 and comb(4, 2) == 6 and ceil(sqrt(3)) == 2 and floor(1.5) == 1",
+    "deepcopy([1]) == copy.copy([1]) and operator.add(1, 2) == 3 and json.dumps(1) == '1'",
+    "pow(3, 2, 5) == 4 and compile('1', '', 'eval') and open and abs(-1) == 1 and len('a') == 1",
+    "datetime.timedelta(1) == timedelta(1) and date(2020, 1, 1) and time.time() > 1",
+    "ascii_lowercase in string.ascii_letters and mean([1, 3]) == 2 and random.random() < 1",
+    "isinstance(Counter('a'), dict) and defaultdict(list) == {} and deque() is not None and cache",
+    "ListNode(1, ListNode()).next.val == 0 and TreeNode(1).left is None and Optional[List[int]]",
+)
+
+
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n", '"""a"""\n'])
+def test_the_names_that_sites_import_are_there(future):
+    program = f"{future}def f(): return [{', '.join(f'bool({one})' for one in NAMES)}]"
+    space: dict = {}
+    exec(compile(with_prelude(program), "solution.py", "exec", dont_inherit=True), space)
+    assert space["f"]() == [True] * len(NAMES)
 
 
 def test_packed_tests_cannot_run_code(capsys):

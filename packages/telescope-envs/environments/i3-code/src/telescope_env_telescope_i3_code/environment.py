@@ -1,6 +1,7 @@
 """`I3Code`: one problem, one program, and hidden tests that a sandbox never holds."""
 
 import asyncio
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -38,12 +39,46 @@ _STDIN = (
 )
 _FUNCTION = "Write the Python function or method `{name}`."
 _REPLY = "Reply with the whole program in one ```python code block."
-_PRELUDE = (
-    "from typing import *; import bisect, collections, functools, heapq, itertools, math, random, "
-    "re, string, sys; from collections import *; from functools import *; from heapq import *; "
-    "from bisect import *; from itertools import *\n"
-)
-"""What sites with functions to write import beforehand, so that starter code is valid."""
+_PRELUDE = """
+from typing import *
+from random import *
+from string import *
+from re import *
+from statistics import *
+from datetime import *
+from collections import *
+from itertools import *
+from functools import *
+from operator import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from json import *
+from builtins import *
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator
+import random, re, statistics, string, sys, time
+class ListNode:
+    def __init__(self, val=0, next=None): self.val, self.next = val, next
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None):
+        self.val, self.left, self.right = val, left, right
+"""
+"""What sites with functions to write import beforehand, so that starter code is valid.
+
+The later one of two equal names counts: Counter is not the one of typing, pow and compile are the
+built-in ones, and the name of a module is the module.
+"""
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.MULTILINE)
+
+
+def with_prelude(program: str) -> str:
+    """Return `program` with what sites import, after its own imports from `__future__`."""
+    ends = [found.end() for found in _FUTURE.finditer(program)]
+    if not ends and "__future__" in program:
+        return program
+    end = ends[-1] if ends else 0
+    return f"{program[:end]}{_PRELUDE}{program[end:]}"
 
 
 class I3Code(ProgramEnvironment):
@@ -158,7 +193,7 @@ class I3Code(ProgramEnvironment):
         if cases.function:
             name = called_name(cases.function, program)
             tests = [call_test(one, name) for one in some]
-            program = program if "__future__" in program else f"{_PRELUDE}{program}"
+            program = with_prelude(program)
         else:
             tests = [stdin_test(one) for one in some]
         async with self.sandbox() as sandbox:
