@@ -49,6 +49,31 @@ async def test_values_keep_their_types_through_a_program(box):
     assert list(map(kinds, returned.values)) == [kinds(one) for (one,) in calls]
 
 
+SUBCLASSES = """
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+lies = dict(
+    __eq__=lambda *a: True, __hash__=lambda s: 1, __iter__=lambda s: iter([9]), __len__=lambda s: 9,
+    items=lambda s: [(9, 9)], __int__=lambda s: 9, __float__=lambda s: 9.0, __str__=lambda s: "9",
+    __index__=lambda s: 9, __getitem__=lambda s, k: 9, __repr__=lambda s: "9",
+)
+kinds = [type("Lie", (one,), lies) for one in (int, float, str, list, tuple, set, frozenset, dict)]
+def f(which):
+    if which == "lies":
+        return [k(v) for k, v in zip(kinds, (3, .5, "a", [1], (1,), {1}, {1}, {1: 2}.items()))]
+    several = defaultdict(list)
+    several["a"].append(Counter("b"))
+    return [several, OrderedDict(c=1), namedtuple("Pair", "x y")(1, True)]
+"""
+
+
+async def test_values_of_subclasses_come_back_plain_whatever_their_own_methods_say(box):
+    returned = await call_function(box, SUBCLASSES, "f", [("honest",), ("lies",)])
+    assert returned.reason == ""
+    honest = [{"a": [{"b": 1}]}, {"c": 1}, (1, True)]
+    plain = [3, 0.5, "a", [1], (1,), {1}, frozenset({1}), {1: 2}]
+    assert list(map(kinds, returned.values)) == [kinds(honest), kinds(plain)]
+
+
 async def test_each_call_gets_arguments_of_its_own(box):
     program = "def grow(x):\n    x.append(len(x))\n    return x"
     returned = await call_function(box, program, "grow", [([],)] * 2)
@@ -58,7 +83,8 @@ async def test_each_call_gets_arguments_of_its_own(box):
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("class A(int): pass\ndef f(): return A(3)", "a value of type A was returned"),
+        ("class A: pass\ndef f(): return A()", "a value of type A was returned"),
+        ("class A:\n    __class__ = dict\ndef f(): return A()", "TypeError"),
         ("def f(): return [object()]", "a value of type object was returned"),
         ("def f(): return f", "a value of type function was returned"),
         ("def f():\n    x = []\n    x.append(x)\n    return x", "RecursionError"),

@@ -297,15 +297,23 @@ _out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 _many = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _plain = (type(None), bool, int, float, str)
-def _encoded(value, _plain=_plain, _many=_many, _type=type):
+# A value of a subclass, such as Counter, is read by the methods of its built-in type, because its
+# own ones may say anything.
+_alone = ((int, int.__int__), (float, float.__float__), (str, str.__str__))
+_reads = [(name, kind, kind.__iter__) for name, kind in _many.items()]
+def _encoded(value, _plain=_plain, _alone=_alone, _reads=_reads, _dict=dict, _items=dict.items,
+             _type=type, _is=isinstance):
     kind = _type(value)
     if kind in _plain:
         return value
-    for name, one in _many.items():
-        if kind is one:
-            return {name: [_encoded(inner) for inner in value]}
-    if kind is dict:
-        return {"dict": [[_encoded(key), _encoded(inner)] for key, inner in value.items()]}
+    for one, read in _alone:
+        if _is(value, one):
+            return read(value)
+    for name, one, read in _reads:
+        if _is(value, one):
+            return {name: [_encoded(inner) for inner in read(value)]}
+    if _is(value, _dict):
+        return {"dict": [[_encoded(key), _encoded(inner)] for key, inner in _items(value)]}
     raise TypeError(f"a value of type {kind.__name__} was returned")
 def _decoded(value, _many=_many):
     if not isinstance(value, dict):
@@ -348,7 +356,8 @@ async def call_function(
     """Call `function` of `program` with each tuple of arguments, in one process, in order.
 
     Arguments and values are None, bool, int, float, str, and lists, tuples, sets and dictionaries
-    of them. `timeout_s` is for all calls together. Raises SandboxError only if the provider failed.
+    of them. A value of a subclass, such as Counter, comes back as one of these. `timeout_s` is for
+    all calls together. Raises SandboxError only if the provider failed.
     """
     program = program.removeprefix(_MARK)
     unfit = why_not_run(program)
