@@ -55,6 +55,27 @@ def test_values_types_and_extra_arguments(given, right):
     assert share_right([call(**given)], [wanted(city="New York", days=3, size=2.5)]) == right
 
 
+@pytest.mark.parametrize(
+    ("argument", "listed", "right", "wrong"),
+    [
+        ("city", [2], [2], [2.0, "2", True, None]),
+        ("city", [True], [True], [1, "true"]),
+        ("days", ["", None], [None], [0, "", "None", False]),
+        ("days", ["any", 3], ["any", 3], [3.0, "3"]),
+        ("days", [1], [1], [True, 1.0]),
+        ("open", [None, True], [None, True], [1, False]),
+        ("tags", ["data"], ["data"], [["data"]]),
+    ],
+)
+def test_a_listed_value_is_accepted_in_its_own_type(argument, listed, right, wrong):
+    accepted = [value for value in listed if value != ""]
+    one = WantedCall(name="rent", arguments={argument: accepted}, types=TYPES)
+    for value in right:
+        assert share_right([call(**{argument: value})], [one]) == 1.0, value
+    for value in wrong:
+        assert share_right([call(**{argument: value})], [one]) == 0.0, value
+
+
 def test_whole_numbers_lists_and_objects():
     assert share_right([call(size=3)], [wanted(size=3.0)]) == 1.0
     assert share_right([call(open=1)], [wanted(open=True)]) == 0.0
@@ -162,22 +183,22 @@ ANSWER = {
     "id": "multiple_0",
     "ground_truth": [{"crane.move": {"box": ["red", "red box"], "meters": [3.5], "speed": [""]}}],
 }
-CONTRADICTS = {
+ACCEPTS_NOTHING = {
     "id": "multiple_1",
-    "ground_truth": [{"crane.move": {"box": [7], "meters": [3.5], "speed": [""]}}],
+    "ground_truth": [{"crane.move": {"box": [], "meters": [3.5], "speed": [""]}}],
 }
 
 
 @pytest.fixture
 def bfcl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with the files of bfcl-eval: one good question, and one nobody can answer."""
+    """A package with the files of bfcl-eval: one good question, and one without an answer."""
     data = tmp_path / "bfcl_eval" / "data"
     (data / "possible_answer").mkdir(parents=True)
     (tmp_path / "bfcl_eval" / "__init__.py").write_text("raise ImportError('never imported')\n")
     rows = {
         data / "BFCL_v4_multiple.json": [ASKED, {**ASKED, "id": "multiple_1"}],
         data / "BFCL_v4_parallel_multiple.json": [],
-        data / "possible_answer" / "BFCL_v4_multiple.json": [ANSWER, CONTRADICTS],
+        data / "possible_answer" / "BFCL_v4_multiple.json": [ANSWER, ACCEPTS_NOTHING],
     }
     for path, lines in rows.items():
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -189,7 +210,7 @@ async def test_questions_of_bfcl_are_read_from_its_files(bfcl):
     environment = ToolCalls.from_settings({"questions": "bfcl-multiple"})
     assert environment.splits() == (Split.EVAL,)
     source = environment.examples(Split.EVAL)
-    assert source.num_examples == 1, "an answer that contradicts its function is left out"
+    assert source.num_examples == 1, "a question that accepts no value is left out"
     example = source.example(0)
     (function,) = example.info["functions"]
     parameters = function["function"]["parameters"]

@@ -107,7 +107,7 @@ class ToolCalls(SingleTurnEnvironment):
         )
 
     def _has_answer(self, example: Example) -> bool:
-        """Whether the recorded calls fit the functions, which those of some questions do not."""
+        """Whether the recorded calls are accepted, which those of some questions are not."""
         gold = Message(role="assistant", content=self.gold_answer(example))
         return share_right(turn_calls(gold).calls, _wanted(example)) == 1.0
 
