@@ -1,5 +1,6 @@
 """Countdown: its parser, its canonical solutions, its rewards."""
 
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -26,6 +27,14 @@ from telescope_env_telescope_countdown.solver import Puzzle, draw_puzzle, solve
         ("7/2", Fraction(7, 2)),
         (" 2 * ( 3 + 4 ) ", 14),
         ("((((5))))", 5),
+        ("-3+5", 2),
+        ("-(3-5)", 2),
+        ("5*-3+20", 5),
+        ("8--3", 11),
+        ("+1", 1),
+        ("-6/-3*2", 4),
+        ("7 \u2212 8 \u00f7 2 \u00d7 3", -5),
+        ("1\t+\n1\u00a0+\u20091", 3),
     ],
 )
 def test_expressions_have_their_usual_worth(text, value):
@@ -35,9 +44,10 @@ def test_expressions_have_their_usual_worth(text, value):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "+", "1+", "-1", "+1", "1 2", "(1+2", "1+2)", "()", "2**3", "2^3", "1//2", "1.5", "1e3",
-        "0x1", "a", "__import__('os')", "1,2", "1%2", "1=1", "\u0663", "\uff11", "1\u00a0+1", "5/0",
-        "5/(3-3)", "1\n+1", "(" * 40 + "1" + ")" * 40, "1+" * 200 + "1", "1234567890123",
+        "", "+", "1+", "-", "1-", "1 2", "(1+2", "1+2)", "()", "2**3", "2^3", "1//2", "1.5", "1e3",
+        "0x1", "a", "__import__('os')", "1,2", "1%2", "1=1", "\u0663", "\uff11", "5/-0", "5/0",
+        "5/(3-3)", "-*1", "1\u200b+1", "-" * 40 + "1", "(" * 40 + "1" + ")" * 40, "1+" * 200 + "1",
+        "1234567890123",
     ],
 )  # fmt: skip
 def test_everything_else_is_refused(text):
@@ -113,6 +123,9 @@ def test_an_unsolvable_puzzle_has_no_solution():
         ("3+5+8+0", 0.0),
         ("3+5+5+3", 0.0),
         ("16", 0.0),
+        ("-(0-16)", 0.0),
+        ("8--3+5", 1.0),
+        ("8\u00a0+ -3*-1\t+ 5", 0.0),
         ("3 5 8=16", 0.0),
         ("3+5+8=16\nthat is my answer", 0.0),
     ],
@@ -131,6 +144,16 @@ async def test_rewards(completion, reward):
         messages=(Message(role="assistant", content=completion),),
     )
     assert (await score_rollout(environment, rollout, example)).reward == pytest.approx(reward)
+
+
+def test_a_sign_is_an_operation_that_must_be_allowed_and_makes_no_expression_alone():
+    environment = Countdown.from_settings({"operations": "+*", "use_all": False})
+    example = environment.examples(Split.TRAIN).example(0)
+    example = type(example)(id="3 8=8", prompt="3 8=8", info={"numbers": (3, 8), "target": 8})
+    rollout = Rollout(environment="countdown", example_id="3 8=8", group_id="g", index=0)
+    for text, is_legal in [("3+8", 1.0), ("-3*8", 0.0), ("+8", 0.0), ("8", 0.0)]:
+        said = (Message(role="assistant", content=text),)
+        assert environment.well_formed(replace(rollout, messages=said), example) == is_legal, text
 
 
 def test_the_short_prompt_is_only_the_puzzle():

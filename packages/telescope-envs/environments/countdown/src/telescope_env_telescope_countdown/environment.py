@@ -142,7 +142,8 @@ class Countdown(SingleTurnEnvironment):
         puzzle = _puzzle(example)
         used, given = Counter(expression.numbers), Counter(puzzle.numbers)
         keeps_numbers = used == given if self.config.use_all else used <= given
-        keeps_operations = set(expression.operators) <= set(self.config.operations)
+        used_operations = {*expression.operators, *expression.signs}
+        keeps_operations = used_operations <= set(self.config.operations)
         return expression if expression.operators and keeps_numbers and keeps_operations else None
 
 

@@ -1,7 +1,8 @@
 """Reading one arithmetic expression: exactly + - * / ( ) and non-negative integers, never `eval`.
 
 Grammar: sum = product (("+"|"-") product)*; product = atom (("*"|"/") atom)*;
-atom = integer | "(" sum ")". Spaces between tokens are ignored. Values are exact fractions.
+atom = ("+"|"-") atom | integer | "(" sum ")". The signs of print for minus, times and division are
+- * /. White space between tokens is ignored. Values are exact fractions.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ MAX_CHARACTERS = 200
 MAX_DEPTH = 32
 _DIGITS = frozenset("0123456789")
 _MAX_INTEGER_DIGITS = 9
+_PRINTED = {"\u2212": "-", "\u00d7": "*", "\u00f7": "/"}
 
 
 class ExpressionError(ValueError):
@@ -26,7 +28,9 @@ class Expression:
     numbers: tuple[int, ...]
     """The integers in it, left to right."""
     operators: str
-    """The operators in it, left to right."""
+    """The operators between two parts, left to right."""
+    signs: str
+    """The signs before one part, left to right."""
 
 
 def parse_expression(text: str) -> Expression:
@@ -38,7 +42,10 @@ def parse_expression(text: str) -> Expression:
     if parser.peek():
         raise ExpressionError(f"unexpected {parser.peek()!r}")
     return Expression(
-        value=value, numbers=tuple(parser.numbers), operators="".join(parser.operators)
+        value=value,
+        numbers=tuple(parser.numbers),
+        operators="".join(parser.operators),
+        signs="".join(parser.signs),
     )
 
 
@@ -52,9 +59,9 @@ def _tokens(text: str) -> Iterator[str]:
             if end - start > _MAX_INTEGER_DIGITS:
                 raise ExpressionError(f"an integer of more than {_MAX_INTEGER_DIGITS} digits")
             yield text[start:end]
-        elif text[start] in "+-*/()":
-            yield text[start]
-        elif text[start] != " ":
+        elif text[start] in "+-*/()" or text[start] in _PRINTED:
+            yield _PRINTED.get(text[start], text[start])
+        elif not text[start].isspace():
             raise ExpressionError(f"unexpected character {text[start]!r}")
         start = end
 
@@ -65,6 +72,7 @@ class _Parser:
         self._next = 0
         self.numbers: list[int] = []
         self.operators: list[str] = []
+        self.signs: list[str] = []
 
     def peek(self) -> str:
         return self._tokens[self._next] if self._next < len(self._tokens) else ""
@@ -101,8 +109,12 @@ class _Parser:
 
     def atom(self, *, depth: int) -> Fraction:
         if depth > MAX_DEPTH:
-            raise ExpressionError(f"parentheses deeper than {MAX_DEPTH}")
+            raise ExpressionError(f"parentheses and signs deeper than {MAX_DEPTH}")
         token = self.take()
+        if token in "+-":
+            self.signs.append(token)
+            value = self.atom(depth=depth + 1)
+            return -value if token == "-" else value
         if token == "(":
             value = self.sum(depth=depth + 1)
             if self.take() != ")":
