@@ -18,6 +18,7 @@ from telescope_env_telescope_ifeval.scores import (
     followed_strictly,
     loose_variants,
 )
+from telescope_env_telescope_ifeval.texts import num_bullets, num_sentences
 from telescope_envs.validation.fixture_hub import FixtureHub
 
 FACTORY = "telescope_env_telescope_ifeval:IFEval"
@@ -134,6 +135,48 @@ def test_no_text_takes_more_than_linear_time(name, given, unit):
     started_s = time.process_time()
     is_followed(name, text, given, LANGUAGES)
     assert time.process_time() - started_s < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("my name is ann. i live here. i read. my dog is brown. we walk.", 5),
+        ("**Bold.** Next", 2),
+        ("I like cats, etc. They are fun.", 2),
+        ("Dr. Smith came at 3.15 p.m. on Jan. 5. He left.", 2),
+        ("J. K. Rowling wrote it in the U.S. long ago. I read it!", 2),
+        ("He works at Apple Inc. He likes it.", 2),
+        ("Wait... what? No way!", 2),
+        ("Wait... The end.", 2),
+        ('"Stop!" he cried. "Now!"', 3),
+        ("Yes! yes! yes!", 3),
+        ("What?! No!!!", 2),
+        ("1. Do this.\n2. Do that.", 4),
+        ("See https://example.com/a.b?c=1 or file.txt now", 1),
+        ('He said "no."', 1),
+        ("a\n\nb", 1),
+        ("...", 1),
+        ("", 0),
+        ("It costs $3.50. (Buy it.) now", 3),
+    ],
+)
+def test_sentences_end_at_stops_whatever_follows_but_not_at_abbreviations(text, count):
+    assert num_sentences(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("* a\n- b\n  * c\n** d\n*e*", 4),
+        ("* a\n*", 1),
+        ("*\n* a\n* b", 2),
+        ("*\n- a", 2),
+        ("*", 0),
+        ("* \n-", 2),
+    ],
+)
+def test_a_star_alone_is_a_bullet_with_its_next_line(text, count):
+    assert num_bullets(text) == count
 
 
 def test_loose_forgives_first_and_last_lines_and_stars():
