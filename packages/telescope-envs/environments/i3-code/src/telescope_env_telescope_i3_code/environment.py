@@ -40,22 +40,10 @@ _STDIN = (
 _FUNCTION = "Write the Python function or method `{name}`."
 _REPLY = "Reply with the whole program in one ```python code block."
 _PRELUDE = """
-from typing import *
-from random import *
-from string import *
-from re import *
-from statistics import *
-from datetime import *
-from collections import *
-from itertools import *
-from functools import *
-from operator import *
-from heapq import *
-from bisect import *
-from copy import *
-from math import *
-from json import *
-from builtins import *
+from typing import *; from random import *; from string import *; from re import *
+from statistics import *; from datetime import *; from collections import *; from itertools import *
+from functools import *; from operator import *; from heapq import *; from bisect import *
+from copy import *; from math import *; from json import *; from builtins import *
 import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator
 import random, re, statistics, string, sys, time
 class ListNode:
