@@ -287,7 +287,7 @@ class ModelSettings:
         UnplayableError for settings that allow other answers, or end them elsewhere.
         """
         # OpenAI's client writes those of `extra_body` over the others.
-        merged = {**given, **(given.get("extra_body") or {})}
+        merged: dict[str, Any] = {**given, **(given.get("extra_body") or {})}
         neutral = {**_NEUTRAL, **dict.fromkeys(_LENGTHS, max_tokens)}
         used = {
             key
@@ -305,7 +305,7 @@ class ModelSettings:
                 f"{self._name}: what the environment sets for its model is not used here, since "
                 f"the sampling of the eval or the run counts: {', '.join(sorted(news))}"
             )
-        stop = merged.get("stop") or ()
+        stop: Any = merged.get("stop") or ()
         return [stop] if isinstance(stop, str) else [*stop]
 
 

@@ -65,6 +65,10 @@ class _HttpAnswer:
     trouble: str = ""
     """What was wrong with it; empty = nothing."""
 
+    def forget(self) -> None:
+        """Return to what it is before a response."""
+        self.status, self.trouble = 0, ""
+
 
 _HTTP_ANSWER: ContextVar[_HttpAnswer | None] = ContextVar("http_answer", default=None)
 """Where the response to the present request is noted. The `mcp` package sends a request in the
@@ -290,7 +294,7 @@ class McpConnection:
         Returns False if the server at a URL may be restarting and there is time to try again after
         `wait_s`; an error of the last try says more than that the time is over.
         """
-        answer.status, answer.trouble = 0, ""
+        answer.forget()
         try:
             async with _connected(self.server, log, self._closing) as client:
                 self.tools = await self._list_tools(client)

@@ -259,26 +259,19 @@ async def read_chat(request: web.Request, read: Callable[[object], ChatRequest])
             status=408,
         ) from None
 
-    def parsed() -> ChatRequest:
+    def parsed(content: bytes) -> ChatRequest:
         try:
-            return read(_decoded(body))
+            return read(msgspec.json.decode(content))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if (mended := without_halves(content)) is not None:
+                return parsed(mended)
             raise Refusal(f"the request is not JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise Refusal("the request is nested too deep", code="invalid_json") from None
 
     if len(body) > _MOST_READ_AT_ONCE_BYTES:
-        return await asyncio.to_thread(parsed)
-    return parsed()
-
-
-def _decoded(body: bytes) -> object:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        if (mended := without_halves(body)) is None:
-            raise
-        return msgspec.json.decode(mended)
+        return await asyncio.to_thread(parsed, body)
+    return parsed(body)
 
 
 def answer_chat(completion: Completion, asked: ChatRequest, *, model: str) -> web.Response:

@@ -154,7 +154,10 @@ def same_json(value: JsonValue, expected: JsonValue, tolerance: float = 0.0) -> 
     if isinstance(expected, bool) or isinstance(value, bool):
         return value is expected
     if isinstance(expected, int | float) and isinstance(value, int | float):
-        return _same_number(value, expected, tolerance)
+        if value == expected or (value != value and expected != expected):
+            return True
+        whole = sum(isinstance(one, int) for one in (value, expected))
+        return whole < 2 and _is_near(Decimal(value), Decimal(expected), tolerance, whole == 0)
     if isinstance(expected, list) and isinstance(value, list):
         return len(value) == len(expected) and all(
             same_json(one, other, tolerance) for one, other in zip(value, expected, strict=True)
@@ -255,13 +258,6 @@ def _same_word(word: str, expected: str, tolerance: float) -> bool:
         return False
     num_whole = sum(one.lstrip("+-").isdigit() for one in (word, expected))
     return num_whole < 2 and _is_near(Decimal(word), Decimal(expected), tolerance, num_whole == 0)
-
-
-def _same_number(value: float, expected: float, tolerance: float) -> bool:
-    if value == expected or (value != value and expected != expected):
-        return True
-    num_whole = sum(isinstance(one, int) for one in (value, expected))
-    return num_whole < 2 and _is_near(Decimal(value), Decimal(expected), tolerance, num_whole == 0)
 
 
 def _is_near(value: Decimal, expected: Decimal, tolerance: float, is_relative: bool) -> bool:

@@ -31,7 +31,7 @@ from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.checkpoints.base_model import base_folders, find_base
 from telescope_train.checkpoints.folders import RunCheckpoint, by_exporting, require_whole
 from telescope_train.config.schema import ModelSection, TrainerSection
-from telescope_train.models.load import load_model, torch_dtype
+from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.lora import (
     ADAPTER_FOLDER,
@@ -102,7 +102,8 @@ def export_checkpoint(
         model = _model_with(weights, checkpoint, wanted)
         for path in checkpoint.model_path.iterdir():
             shutil.copyfile(path, partial / path.name)
-        save_model(model, partial, max_shard_size=max_shard_size)
+        with no_progress_bars():
+            save_model(model, partial, max_shard_size=max_shard_size)
         kept = checkpoint.model_path / "generation_config.json"
         if kept.is_file():
             shutil.copyfile(kept, partial / kept.name)

@@ -33,6 +33,7 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.config.schema import CheckpointSection, ModelSection, TrainConfig
+from telescope_train.models.saving import save_generation_config
 from telescope_train.models.source import trained_config
 from telescope_train.observability.timeline import CHECKPOINTS, UNRECORDED, Timeline
 from telescope_train.rollouts.sampled import SamplerState
@@ -303,8 +304,6 @@ def _tell_failure(given_up: "asyncio.Future[Any]") -> None:
 
 def save_model_description(folder: Path, settings: ModelSection) -> None:
     """Write the description to `folder`, with which the weights can become a model anywhere."""
-    from telescope_train.models.saving import save_generation_config
-
     config = trained_config(
         settings.model,
         dtype=settings.model_dtype,

@@ -6,21 +6,22 @@ published models have one, and refuses to save it. A trained model must not be l
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig, PreTrainedModel
-
-from telescope_train.models.load import no_progress_bars
 from telescope_train.models.location import locate_model
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
 
-def save_model(lm: PreTrainedModel, folder: Path, **options: Any) -> None:
+
+def save_model(lm: "PreTrainedModel", folder: Path, **options: Any) -> None:
     """Write `lm` as its `save_pretrained` does with `options`, whatever its generation config."""
+    from transformers import GenerationConfig
+
     config = lm.generation_config
     lm.generation_config = GenerationConfig()
     try:
-        with no_progress_bars():
-            lm.save_pretrained(folder, **options)
+        lm.save_pretrained(folder, **options)
     finally:
         lm.generation_config = config
     _write(config, folder)
@@ -28,6 +29,8 @@ def save_model(lm: PreTrainedModel, folder: Path, **options: Any) -> None:
 
 def save_generation_config(model: str, folder: Path) -> None:
     """Write the generation config of the folder or Hub id `model`, if it has one, to `folder`."""
+    from transformers import GenerationConfig
+
     config = None
     with suppress(OSError):
         config = GenerationConfig.from_pretrained(locate_model(model))
@@ -35,7 +38,7 @@ def save_generation_config(model: str, folder: Path) -> None:
         _write(config, folder)
 
 
-def _write(config: GenerationConfig, folder: Path) -> None:
+def _write(config: "GenerationConfig", folder: Path) -> None:
     # The compile config is no JSON, and not of the model.
     path = folder / "generation_config.json"
     config.to_json_file(path, use_diff=True, keys_to_pop=["compile_config"])

@@ -25,6 +25,7 @@ from telescope_train.backends.distributed_checkpoint import (
 from telescope_train.backends.progress import Progress, random_state, set_random_state
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import ModelSection
+from telescope_train.models.load import no_progress_bars
 from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
 from telescope_train.models.saving import save_model
 
@@ -129,7 +130,8 @@ def export(
     with folder_of_all_ranks(Path(folder)) as partial:
         if dist.get_rank() != 0:
             return
-        save_model(lm, partial, state_dict=weights)
+        with no_progress_bars():
+            save_model(lm, partial, state_dict=weights)
         if adapter:
             write_adapter(partial / ADAPTER_FOLDER, lm, adapter)
         load_tokenizer(settings).save_pretrained(partial)
