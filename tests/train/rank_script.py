@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.policy import load_policy, load_reference
 from telescope_train.backends.fsdp.sharding import local_part
+from telescope_train.backends.progress import checksums
 from telescope_train.trainer.worker import Meeting, TrainerWorker, keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -143,8 +144,8 @@ def exported(worker: TrainerWorker) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in worker.export_weights()}
 
 
-def kept(worker: TrainerWorker) -> dict[str, int]:
-    """Numbers that this rank keeps: of weights, and of the optimizer's moments."""
+def kept(worker: TrainerWorker) -> dict:
+    """Numbers that this rank keeps: of weights, of the optimizer's moments, and of their bits."""
     policy, optimizer = worker.backend._policy, worker.backend._optimizer
     moments = [
         value for state in optimizer.state.values() for value in state.values() if value.ndim
@@ -152,6 +153,7 @@ def kept(worker: TrainerWorker) -> dict[str, int]:
     return {
         "weights": sum(local_part(value).numel() for value in policy.parameters()),
         "moments": sum(local_part(value).numel() for value in moments),
+        "bits": checksums(local_part(value) for value in [*policy.parameters(), *moments]),
     }
 
 

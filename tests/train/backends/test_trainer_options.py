@@ -22,6 +22,7 @@ from telescope_train.backends.fsdp.optimizer import (
     OffloadedAdamW,
     make_optimizer,
 )
+from telescope_train.backends.fsdp.sharding import ShardPlace
 from telescope_train.chat.template import template_problems
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
@@ -271,7 +272,7 @@ def test_bfloat16_moments_follow_float32_ones():
         torch.manual_seed(1)
         parameter = torch.nn.Parameter(torch.ones(40, 50))
         chosen = settings.model_copy(update={"optimizer": name})
-        optimizer = make_optimizer([parameter], chosen, CPU)
+        optimizer = make_optimizer([parameter], chosen, CPU, seed=0)
         results[name] = steps(optimizer, parameter, gradients) - 1
         kept = optimizer.state[parameter]["exp_avg_sq"].dtype
         assert kept == (torch.float32 if name == "adamw" else torch.bfloat16)
@@ -287,14 +288,41 @@ def test_moments_in_cpu_memory_give_the_same_steps_bit_for_bit():
     for offload in (False, True):
         parameter = torch.nn.Parameter(torch.ones(40, 50))
         chosen = settings.model_copy(update={"optimizer_cpu_offload": offload})
-        optimizer = make_optimizer([parameter], chosen, CPU)
+        optimizer = make_optimizer([parameter], chosen, CPU, seed=0)
         assert isinstance(optimizer, OffloadedAdamW) is offload
         half = steps(optimizer, parameter, gradients[:10])
         again = torch.nn.Parameter(half)
-        resumed = make_optimizer([again], chosen, CPU)
+        resumed = make_optimizer([again], chosen, CPU, seed=0)
         resumed.load_state_dict(optimizer.state_dict())
         found[offload] = steps(resumed, again, gradients[10:])
     assert torch.equal(found[True], found[False])
+
+
+def test_what_is_rounded_at_random_depends_on_seed_step_weight_and_shard_alone(monkeypatch):
+    gradients = torch.randn(6, 40, 50, generator=torch.Generator().manual_seed(0))
+
+    def after(*, seed=0, shard=0, stops=False) -> list[torch.Tensor]:
+        place = ShardPlace(shard, 2)
+        monkeypatch.setattr(optimizer, "shard_place", lambda _: place)
+        parameters = [torch.nn.Parameter(torch.ones(40, 50)) for _ in range(2)]
+        settings = TrainerSection(learning_rate=1e-3, optimizer="adamw_bf16")
+        adam = make_optimizer(parameters, settings, CPU, seed=seed)
+        for number, gradient in enumerate(gradients):
+            if stops and number == 3:
+                earlier = adam.state_dict()
+                adam = make_optimizer(parameters, settings, CPU, seed=seed)
+                adam.load_state_dict(earlier)
+            for parameter in parameters:
+                parameter.grad = gradient.clone()
+            adam.step()
+        return [adam.state[parameter]["exp_avg"] for parameter in parameters]
+
+    first, second = after()
+    assert not torch.equal(first, second)
+    assert torch.equal(after()[0], first)
+    assert torch.equal(after(stops=True)[1], second)
+    assert not torch.equal(after(seed=1)[0], first)
+    assert not torch.equal(after(shard=1)[0], first)
 
 
 def test_rounding_at_random_is_right_on_average_and_exact_where_it_can_be():
@@ -312,7 +340,7 @@ def test_rounding_at_random_is_right_on_average_and_exact_where_it_can_be():
 def test_rounding_to_nearest_would_stand_still():
     """Why it is at random: the second moment of a constant gradient must reach its square."""
     parameter = torch.nn.Parameter(torch.zeros(256))
-    optimizer = LowPrecisionAdamW([parameter], lr=1e-3, betas=(0.9, 0.999), eps=1e-8)
+    optimizer = LowPrecisionAdamW([parameter], lr=1e-3, betas=(0.9, 0.999), eps=1e-8, seed=0)
     torch.manual_seed(0)
     steps(optimizer, parameter, torch.full((2000, 256), 0.5))
     second = optimizer.state[parameter]["exp_avg_sq"].float().mean()

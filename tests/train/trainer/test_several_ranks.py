@@ -111,6 +111,7 @@ HEADS = {
     "phi-2": ("phi", 2, {}),
 }
 LORA = {"use_lora": True, "lora_rank": 3}
+ROUNDED = {"fsdp_replicate_size": 2, "optimizer": "adamw_bf16"}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,9 @@ def ran(models, tmp_path_factory) -> Path:
     jobs["float32-hsdp"] = job(dense, 4, {"fsdp_replicate_size": 2}, dtype="float32")
     state = str(folder / "data-4" / "checkpoint")
     jobs["resumed"] = job(dense, 4, {"fsdp_replicate_size": 2}, steps=2, load=state)
+    jobs["rounded"] = job(dense, 2, ROUNDED, dtype="float32", saves=True)
+    state = str(folder / "rounded" / "checkpoint")
+    jobs["rounded-resumed"] = job(dense, 2, ROUNDED, dtype="float32", steps=2, load=state)
     jobs["lora-1"] = job(dense, 1, LORA, steps=1)
     jobs["lora-hsdp"] = job(dense, 4, {**LORA, "fsdp_replicate_size": 2}, steps=1)
     jobs["data-2"]["broken_rank"] = 1
@@ -201,6 +205,20 @@ def test_float32_differs_by_rounding_alone(tiny, ran):
     folder = ran / "float32-hsdp"
     assert relative_difference(taken(folder, "gradient"), slow_gradient(tiny)) < 5e-6
     assert relative_difference(taken(folder, "last"), slow_steps(tiny, STEPS, **CLIP)) < 1e-4
+
+
+@pytest.mark.engine
+def test_copies_of_the_model_round_their_moments_alike_and_a_resumed_run_does_too(ran):
+    """Every step rounds at random; a checkpoint holds the moments of one copy."""
+    names = ("rounded", "rounded-resumed")
+    kept = [
+        json.loads((ran / name / f"kept-{rank}.json").read_text())["bits"]
+        for name in names
+        for rank in range(2)
+    ]
+    assert kept[0] == kept[1] == kept[2] == kept[3]
+    last, resumed = (taken(ran / name, "last") for name in names)
+    assert all(np.array_equal(resumed[parameter], last[parameter]) for parameter in last)
 
 
 @pytest.mark.engine

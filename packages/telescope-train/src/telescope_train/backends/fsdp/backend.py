@@ -92,7 +92,9 @@ class FsdpBackend:
             time_reductions(self._policy, spans)
         self._reference = self._make_reference(loaded)
         # After sharding, because the optimizer holds the shards, not the parameters as loaded.
-        self._optimizer = make_optimizer(self._policy.parameters(), settings.trainer, device)
+        self._optimizer = make_optimizer(
+            self._policy.parameters(), settings.trainer, device, seed=settings.seed
+        )
         self._progress = Progress()
 
     @staticmethod

@@ -5,6 +5,7 @@ not to norms and biases, as is usual for transformers. Paper: arXiv:1711.05101, 
 Deviation: where moments are kept, and their dtype.
 """
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.backends.fsdp.sharding import local_part
+from telescope_train.backends.fsdp.sharding import local_part, shard_place
 from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.rounding import round_at_random
 
@@ -24,9 +25,16 @@ _AO_HINT = (
 
 
 def make_optimizer(
-    parameters: Iterable[torch.nn.Parameter], trainer: TrainerSection, device: torch.device
+    parameters: Iterable[torch.nn.Parameter],
+    trainer: TrainerSection,
+    device: torch.device,
+    *,
+    seed: int,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of those of `parameters` that are trained."""
+    """Return the optimizer of those of `parameters` that are trained.
+
+    `seed` is the same on all ranks; what rounds at random draws from it.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": trainer.weight_decay},
@@ -42,7 +50,7 @@ def make_optimizer(
     if trainer.optimizer_cpu_offload:
         return OffloadedAdamW(groups, **arguments)
     if trainer.optimizer == "adamw_bf16":
-        return LowPrecisionAdamW(groups, **arguments)
+        return LowPrecisionAdamW(groups, seed=seed, **arguments)
     if trainer.optimizer == "adamw_8bit":
         return _adamw_8bit(device)(groups, **arguments)
     return torch.optim.AdamW(groups, fused=True, **arguments)
@@ -138,7 +146,29 @@ class LowPrecisionAdamW(ShardAdamW):
     Bfloat16 has 8 bits of precision. With beta 0.999 a moment moves by a thousandth of its distance
     per step, so rounding to nearest would keep it where it is. Instead it is rounded up or down at
     random, with probabilities that make it move correctly on average (stochastic rounding).
+
+    What is drawn depends on `seed`, the step, the parameter and the shard, and on nothing else.
+    Ranks with the same shard, one in each copy of the model, would drift apart if they rounded
+    differently. A resumed run draws what the run that was cut off would have drawn.
     """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        seed: int,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps)
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        # One that is seeded anew for each parameter: that takes no memory and waits for no GPU.
+        self._generator = torch.Generator(local_part(parameters[0]).device)
+        self._draws = {
+            parameter: f"{seed} {number} {shard_place(parameter).number}"
+            for number, parameter in enumerate(parameters)
+        }
 
     def kept(self, moment: Tensor) -> Tensor:
         """Return the moment in bfloat16."""
@@ -160,8 +190,11 @@ class LowPrecisionAdamW(ShardAdamW):
         square = second.float().lerp_(gradient.square_(), 1 - beta2)
         # Only what is kept is rounded; this step uses the exact moments. Rounding comes first,
         # because the division below happens in place.
-        first.copy_(round_at_random(mean))
-        second.copy_(round_at_random(square))
+        # Hashed, because a generator on a CPU takes 32 bits of its seed, and near ones are alike.
+        draw = hashlib.blake2b(f"{self._draws[parameter]} {number}".encode(), digest_size=8)
+        self._generator.manual_seed(int.from_bytes(draw.digest(), "little"))
+        first.copy_(round_at_random(mean, self._generator))
+        second.copy_(round_at_random(square, self._generator))
         denominator = square.div_(1 - beta2**number).sqrt_().add_(group["eps"])
         weights = local_part(parameter)
         # Decay acts on the weights and not on the gradient, and before the update, as in the paper.

@@ -10,13 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.backends.fsdp.sharding import decoder_layers, local_part, shard, weight_mesh
+from telescope_train.backends.fsdp.sharding import (
+    decoder_layers,
+    local_part,
+    shard,
+    shard_place,
+    weight_mesh,
+)
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.trainer_section import CheckpointingChoice
@@ -289,16 +293,12 @@ def _add_to(master: Parameter, copy: Tensor) -> None:
 
 def local_rows(value: Tensor) -> tuple[int, int]:
     """Return the first and the last row, exclusive, of a parameter that are on this rank."""
-    num_rows = value.shape[0]
-    if not isinstance(value, DTensor):
-        return 0, num_rows
+    num_rows, place = value.shape[0], shard_place(value)
     # FSDP cuts along the first dimension into equal parts; the last ones may be short or empty.
-    dimension = next(i for i, one in enumerate(value.placements) if isinstance(one, Shard))
-    mesh = value.device_mesh
-    width = math.ceil(num_rows / mesh.shape[dimension])
-    start = min(num_rows, mesh.get_local_rank(dimension) * width)
+    width = math.ceil(num_rows / place.num_shards)
+    start = min(num_rows, place.number * width)
     stop = min(num_rows, start + width)
-    assert len(value.to_local()) == stop - start, "FSDP cuts into parts of ceil(rows / ranks)"
+    assert len(local_part(value)) == stop - start, "FSDP cuts into parts of ceil(rows / ranks)"
     return start, stop
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard
 from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
@@ -155,6 +156,24 @@ def without_content(value: torch.Tensor) -> torch.Tensor:
 def local_part(value: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of `value`, which shares memory with it."""
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+class ShardPlace(NamedTuple):
+    """The shard of a parameter that this rank has."""
+
+    number: int
+    """Which one, from 0; the same on the ranks of other copies that have it."""
+    num_shards: int
+    """Number of shards of a copy."""
+
+
+def shard_place(value: torch.Tensor) -> ShardPlace:
+    """Return the place of this rank's shard of `value`; a whole tensor is one shard."""
+    if not isinstance(value, DTensor):
+        return ShardPlace(0, 1)
+    dimension = next(i for i, one in enumerate(value.placements) if isinstance(one, Shard))
+    mesh = value.device_mesh
+    return ShardPlace(mesh.get_local_rank(dimension), mesh.shape[dimension])
 
 
 def gather_values(value: object) -> list:
