@@ -73,8 +73,13 @@ def test_mfu_counts_epochs_and_ranks_and_is_absent_on_a_cpu(make_sample):
 def test_peaks_are_of_the_card_that_is_named():
     assert peak_flops("NVIDIA H100 PCIe") == 756e12
     assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_flops("NVIDIA H100 NVL") == 835e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops("NVIDIA GH200 480GB") == 989e12
     assert peak_flops("NVIDIA L40S") == 362e12
-    assert peak_flops("Some card") is None
+    # Cards that are not in the table, and begin like one that is.
+    for name in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA A10G", "Some card"):
+        assert peak_flops(name) is None
 
 
 @pytest.mark.parametrize(("duration_s", "is_known"), [(None, False), (2.0, True)])

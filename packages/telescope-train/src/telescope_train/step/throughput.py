@@ -4,6 +4,7 @@ Only model FLOPs count: those that a forward and backward pass needs in theory, 
 epoch. Recomputed activations and forward passes for old log-probs are work, but not progress.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,21 @@ from telescope_train.batches.prefixes import row_costs
 from telescope_train.models.facts import ModelFacts
 
 PEAK_FLOPS = {
+    "GB200": 2500e12,
     "B200": 2250e12,
+    "GH200": 989e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
     "L4": 121e12,
+    "A40": 150e12,
+    "A30": 165e12,
     "A10": 125e12,
 }
-"""Part of a GPU's name -> dense bfloat16 FLOP/s on its data sheet; the first match counts."""
+"""Words of a GPU's name -> dense bfloat16 FLOP/s on its data sheet; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,8 @@ def peak_flops(gpu_name: str | None) -> float | None:
     """Return the GPU's peak FLOP/s; None for a CPU or a GPU that is not in the table."""
     if gpu_name is None:
         return None
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu_name), None)
+    words = set(re.split(r"[ -]", gpu_name))
+    return next((peak for name, peak in PEAK_FLOPS.items() if words.issuperset(name.split())), None)
 
 
 def flops_imbalance(plan: StepPlan, hidden_size: int) -> float:
