@@ -70,7 +70,7 @@ def run(rank: int, job: dict) -> None:
     columns = [[getattr(one, name) for name in FACTS] for one in result.token_facts]
     for number, one in enumerate(columns):
         np.savez(output / f"facts-{rank}-{number}.npz", *one)
-    gradient = {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
+    gradient = {name: array(value) for name, value in worker.backend.export_gradient()}
     update = worker.backend.apply_gradient()
     weights = exported(worker)
     if job.get("saves"):
@@ -141,7 +141,12 @@ def anonymous_bytes() -> int:
 
 
 def exported(worker: TrainerWorker) -> dict[str, np.ndarray]:
-    return {name: value.numpy().copy() for name, value in worker.export_weights()}
+    return {name: array(value) for name, value in worker.export_weights()}
+
+
+def array(value: torch.Tensor) -> np.ndarray:
+    """Return a copy of `value`, as float32 where numpy has no such type."""
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy().copy()
 
 
 def kept(worker: TrainerWorker) -> dict:

@@ -159,9 +159,9 @@ async def test_tokens_of_a_request_that_a_deadline_ended_are_not_known():
 
 
 async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():
-    asked = [
-        {"role": "user", "content": [{"type": "text", "text": "what is it?"}, IMAGE], "name": "Al"}
-    ]
+    linked = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    parts = [{"type": "text", "text": "what is it?"}, IMAGE, linked]
+    asked = [{"role": "user", "content": parts, "name": "Al"}]
 
     async def program(client, model):
         answer = await client.chat.completions.create(
@@ -185,7 +185,9 @@ async def test_everything_that_can_be_recorded_is_passed_on_as_it_is():
     assert "max_tokens" not in sent
     assert (sent["tool_choice"], sent["seed"]) == ("required", 3)
     assert sent["guided_json"] == {"type": "object"}
-    assert row.conversations[0][0].content == "what is it?\n[image_url]"
+    assert row.conversations[0][0].content == (
+        "what is it?\n[image_url]\n[image_url https://example.org/a.png]"
+    )
 
 
 async def test_each_request_has_a_seed_that_follows_from_the_seed_of_the_eval():

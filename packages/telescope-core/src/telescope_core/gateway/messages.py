@@ -246,7 +246,8 @@ def _recorded(plain: object, where: str) -> Message:
 def _recorded_content(content: object) -> tuple[str, tuple[Image, ...]]:
     """Return the text of `content`, with newlines between parts, and its images.
 
-    A part of another kind becomes its name in brackets, and so does the address of a picture.
+    A part of another kind becomes its name in brackets; that of a picture elsewhere also has its
+    address, so that requests about different pictures are not taken for one conversation.
     """
     if isinstance(content, str):
         return content, ()
@@ -264,6 +265,8 @@ def _recorded_part(part: object) -> str:
     match part:
         case {"type": "text", "text": str(text)}:
             return text
+        case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("http"):
+            return f"[image_url {url}]"
         case {"type": str(kind)}:
             return f"[{kind}]"
         case _:

@@ -70,7 +70,8 @@ class BackendSettings:
     algorithm: AlgorithmSection | None
     """None = supervised training on the negative log-likelihood of the trained tokens."""
     seed: int
-    """Seed of each rank's generators, together with its number."""
+    """Seed of each rank's generators, together with its number, and alone of what all ranks draw
+    alike: first adapters, and the rounding of moments."""
     megatron: MegatronSection = field(default_factory=MegatronSection)
     number_of_steps: int
     """Optimizer steps after which the learning-rate schedule ends."""

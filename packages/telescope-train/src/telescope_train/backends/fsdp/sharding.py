@@ -53,8 +53,8 @@ def shard(
     Gradients are summed over ranks, never averaged. `offload` keeps weights, gradients and
     optimizer state in CPU memory between uses.
     """
-    # Gradients of float32 weights are reduced in float32, because a sum over ranks in bfloat16 would
-    # lose small ones. Those of bfloat16 weights are added up in their own type over batches too.
+    # Gradients of float32 weights are reduced in float32, because a sum over ranks in bfloat16
+    # would lose small ones. Those of bfloat16 weights are added up in bfloat16, over batches too.
     precision = MixedPrecisionPolicy()
     if any(parameter.dtype != compute_dtype for parameter in policy.parameters()):
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
