@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from machine import RESULTS, facts_of_run, table, write_results
 from training.memory import peak_gib, start_of_peak
-from training.shapes import QWEN3, TINY, Shape, peak_flops, sample_lengths, write_random_model
+from training.shapes import QWEN3, TINY, Shape, sample_lengths, write_random_model
 
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.batches.batch import PackedBatch, TrainingSample
@@ -27,6 +27,7 @@ from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection, ModelSection, TrainerSection
 from telescope_train.models.logprobs import chunked_logprobs
+from telescope_train.step.throughput import peak_flops
 from telescope_train.trainer.worker import TrainerWorker
 
 COMMAND = "python benchmarks/bench_training.py"

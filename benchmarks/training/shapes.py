@@ -59,21 +59,6 @@ QWEN3 = (
     Shape("Qwen3 1.7B", 2048, 6144, 28, 16, 8, 128, 151_936),
     Shape("Qwen3 4B", 2560, 9728, 36, 32, 8, 128, 151_936),
 )
-DENSE_BF16_FLOPS = {
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
-"""Peak of a card whose name contains the key, without sparsity; the first match counts."""
-
-
-def peak_flops(card: str) -> float | None:
-    """Return the dense bfloat16 peak of the card, or None when it is not known."""
-    return next((flops for key, flops in DENSE_BF16_FLOPS.items() if key in card), None)
 
 
 def write_random_model(shape: Shape, folder: Path, device: torch.device) -> None:

@@ -28,8 +28,6 @@ ROWS = {
 }
 """Fixture rows of those that read a dataset."""
 MORE = {"math-datasets": {"dataset": "math500"}}
-BEFORE_VALIDATION = {"countdown", "reasoning-gym", "wordle"}
-"""Released before there were checks; `telescope env validate` passes for all three."""
 
 
 def settings_of(name: str) -> dict:
@@ -90,9 +88,6 @@ def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(told, name):
 @pytest.mark.parametrize("name", RELEASES)
 def test_releases_have_passed_validation(name):
     validation = RELEASES[name].validation
-    if name in BEFORE_VALIDATION:
-        assert validation.verdict == "none"
-        return
     # Under the checks of its time; the nightly tests play the sources under those of today.
     assert validation.verdict == "pass"
     assert 3 <= int(validation.policy) <= int(POLICY_VERSION)

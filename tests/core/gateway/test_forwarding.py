@@ -308,6 +308,23 @@ async def test_cached_and_thinking_tokens_are_those_of_the_endpoint(
     assert row.num_prompt_tokens == 15
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_the_endpoint_does_not_count_are_unknown_to_programs(stream):
+    async def program(client, model):
+        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        counted = [await used(client, f"/{path}", {**asked, **more}, stream) for path, more in APIS]
+        assert counted[:2] == [None, None]
+        assert counted[2]["output_tokens"] == 0  # whose clients require a number
+        return "fine"
+
+    answer = reply("fine")
+    del answer["usage"]
+    async with evaluated(program, answer) as (_, _, row, _):
+        pass
+    assert row.reward == 1.0, row.error
+    assert row.num_prompt_tokens is None
+
+
 async def test_allowed_tools_of_responses_are_passed_on_in_the_form_of_the_chat_api():
     async def program(client, model):
         named = {"type": "function", "name": "f"}

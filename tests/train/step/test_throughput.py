@@ -77,8 +77,9 @@ def test_peaks_are_of_the_card_that_is_named():
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_flops("NVIDIA GH200 480GB") == 989e12
     assert peak_flops("NVIDIA L40S") == 362e12
+    assert peak_flops("NVIDIA L40") == 181e12
     # Cards that are not in the table, and begin like one that is.
-    for name in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA A10G", "Some card"):
+    for name in ("NVIDIA RTX A1000", "NVIDIA A10G", "Some card"):
         assert peak_flops(name) is None
 
 

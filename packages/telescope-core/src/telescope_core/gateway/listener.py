@@ -124,7 +124,9 @@ def _deltas(completion: Completion) -> Iterator[tuple[dict[str, Any], str | None
     yield {}, completion.finish_reason
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
+def _usage(completion: Completion) -> dict[str, Any] | None:
+    if not completion.is_counted:
+        return None
     usage: dict[str, Any] = {
         "prompt_tokens": completion.num_prompt_tokens,
         "completion_tokens": completion.num_completion_tokens,

@@ -17,23 +17,23 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 def response_json(completion: Completion, *, model: str) -> dict[str, Any]:
     """Return the body of an answer without streaming."""
     reason = _INCOMPLETE.get(completion.finish_reason)
-    total = completion.num_prompt_tokens + completion.num_completion_tokens
+    usage: dict[str, Any] = {
+        "input_tokens": completion.num_prompt_tokens,
+        # Its clients require these numbers, so 0 also stands for an unknown one.
+        "input_tokens_details": {
+            "cached_tokens": completion.num_cached_tokens or 0,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": completion.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens or 0},
+        "total_tokens": completion.num_prompt_tokens + completion.num_completion_tokens,
+    }
     return {
         **_begun(model),
         "status": "incomplete" if reason else "completed",
         "incomplete_details": {"reason": reason} if reason else None,
         "output": list(_items(completion)),
-        "usage": {
-            "input_tokens": completion.num_prompt_tokens,
-            # Its clients require these numbers, so 0 also stands for an unknown one.
-            "input_tokens_details": {
-                "cached_tokens": completion.num_cached_tokens or 0,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": completion.num_completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens or 0},
-            "total_tokens": total,
-        },
+        "usage": usage if completion.is_counted else None,
     }
 
 
