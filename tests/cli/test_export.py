@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError
+from telescope_core.records.folders import remove_folder
+from telescope_train.checkpoints import export
 from telescope_train.checkpoints.folders import complete_checkpoints, read_checkpoint
 from telescope_train.checkpoints.resume import inputs_of
 from telescope_train.config.schema import ModelSection
@@ -149,6 +151,35 @@ def test_one_that_is_not_whole_is_said_and_not_exported(trained, telescope, tmp_
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {}}))
     code, _, told = telescope(manifest.parent, "--output", tmp_path / "old")
     assert (code, "without checksums" in told) == (0, True)
+
+
+@pytest.mark.parametrize("flags", [(), ("--all",), ("--steps", "3"), None])
+def test_the_newest_takes_the_place_of_one_that_the_run_removed_meanwhile(
+    trained, telescope, tmp_path, monkeypatch, flags
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    last = run / "checkpoints" / "final"
+    then = export.export_checkpoint
+
+    def removing(checkpoint, *arguments, **named):
+        if checkpoint.path == last and last.exists():
+            remove_folder(last)
+        return then(checkpoint, *arguments, **named)
+
+    monkeypatch.setattr(export, "export_checkpoint", removing)
+    source, *options = (last,) if flags is None else (run, *flags)
+    code, said, errors = telescope(source, *options, "--output", tmp_path / "out")
+    if flags is None or "--steps" in flags:
+        assert code == 2
+        assert "final was removed meanwhile" in errors
+        assert "holds step-000001, step-000002; to export that one" in errors
+        assert not (tmp_path / "out").exists()
+        return
+    assert code == 0
+    assert "final was removed meanwhile, as its run goes on; step-000002 is exported" in errors
+    assert "step 2," in said
+    assert not last.exists()
 
 
 def test_an_export_takes_its_checksums_along(trained, telescope, tmp_path):

@@ -11,11 +11,15 @@ from tests.train.checkpoints.test_resume import end_process, point_of
 
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
+from telescope_core.records.folders import remove_folder
 from telescope_train.backends.protocol import DamagedStateError
+from telescope_train.checkpoints import export, folders
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import (
+    RemovedCheckpointError,
     by_moving_it,
     complete_checkpoints,
+    find_checkpoints,
     read_checkpoint,
     read_whole,
     restore,
@@ -194,6 +198,63 @@ def test_what_is_damaged_is_not_exported(saved, newest, tmp_path, is_mixed):
         )
     assert all(part in str(refused.value) for part in (name, f"telescope export {older}"))
     assert not (tmp_path / "hf").exists()
+
+
+def test_a_newer_one_is_recommended_where_no_older_one_is_whole(saved, newest, tmp_path):
+    older = read_checkpoint(newest.with_name("step-000002"))
+    flip(older.path / SHARD)
+    with pytest.raises(ConfigError, match=rf"is damaged.*no older one.*telescope export {newest}"):
+        export_checkpoint(older, tmp_path / "hf", dtype=None, max_shard_size="1GB")
+
+
+@pytest.mark.parametrize("when", ["before", "reading", "writing"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_one_that_its_run_removed_is_not_called_damaged(
+    saved, newest, tmp_path, monkeypatch, when, is_inside
+):
+    older = read_checkpoint(newest.with_name("step-000002"))
+    calls = {"before": "require_whole", "reading": "read_weights", "writing": "write_sums"}
+    then = getattr(export, calls[when])
+
+    def removing(*arguments):
+        remove_folder(older.path)
+        return then(*arguments) if when != "writing" else None
+
+    monkeypatch.setattr(export, calls[when], removing)
+    output = older.export_path if is_inside else tmp_path / "hf"
+    if when == "writing" and not is_inside:
+        # All of it was read by then.
+        export_checkpoint(older, output, dtype=None, max_shard_size="1GB")
+        assert (output / "model.safetensors").is_file()
+        return
+    with pytest.raises(RemovedCheckpointError) as told:
+        export_checkpoint(older, output, dtype=None, max_shard_size="1GB")
+    said = str(told.value)
+    assert "removed meanwhile" in said
+    assert said.endswith(f"holds step-000004; to export that one: telescope export {newest}")
+    assert [one.name for one in newest.parent.iterdir()] == ["step-000004"]
+    assert not output.exists()
+
+
+def test_a_path_that_is_gone_is_answered_with_what_is_there(tiny, tmp_path, saved, newest):
+    remove_folder(newest)
+    flags = ("--name", "other", "--resume_from_checkpoint", str(newest))
+    with pytest.raises(ConfigError, match=r"no folder of that name, and .* holds step-000002$"):
+        point_of(config_of(tmp_path, tiny, *flags))
+
+
+def test_one_that_is_removed_while_they_are_listed_is_not_broken(saved, newest, monkeypatch):
+    then = folders.read_checkpoint
+
+    def removing(path):
+        if path == newest:
+            remove_folder(path)
+        return then(path)
+
+    monkeypatch.setattr(folders, "read_checkpoint", removing)
+    found = find_checkpoints(newest.parent)
+    assert [one.path.name for one in found.complete] == ["step-000002"]
+    assert found.broken == {}
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,26 +76,26 @@ def export_command(
     checkpoints = _chosen(folder, steps=steps, is_all=is_all)
     from telescope_train.checkpoints.export import export_checkpoint, hub_token
     from telescope_train.checkpoints.export import push as upload
-    from telescope_train.checkpoints.folders import unproved
 
     token = hub_token() if push is not None else ""
     written: list[dict[str, object]] = []
-    for checkpoint in checkpoints:
-        # One that came while the last export was put in its place has not ended anything yet.
-        raise_if_asked()
-        _tell(unproved(checkpoint))
+
+    def write(checkpoint: "RunCheckpoint") -> "Exported":
         target = checkpoint.export_path
         if output is not None:
             target = Path(output).expanduser()
             if len(checkpoints) > 1:
                 target /= checkpoint.path.name
-        done = export_checkpoint(
+        return export_checkpoint(
             checkpoint,
             target,
             dtype=dtype,
             max_shard_size=max_shard_size,
             tell=lambda line: _tell([line]),
         )
+
+    is_named = steps is not None or checkpoints[0].path == folder
+    for checkpoint, done in _each(checkpoints, write, run=None if is_named else folder):
         row: dict[str, object] = {**asdict(done), "path": str(done.path)}
         if push is not None:
             raise_if_asked()
@@ -108,6 +108,37 @@ def export_command(
             typer.echo(escaped(_line(done, row.get("commit"))))
     if as_json:
         typer.echo(json.dumps(written, indent=2))
+
+
+def _each(
+    checkpoints: "Sequence[RunCheckpoint]",
+    write: "Callable[[RunCheckpoint], Exported]",
+    *,
+    run: Path | None,
+) -> "Iterator[tuple[RunCheckpoint, Exported]]":
+    """Yield each checkpoint with what `write` returned for it.
+
+    `run`: folder of a run whose newest one takes the place of the last, if the run removes that
+    meanwhile; None = the user has named them, so that nothing else is exported instead.
+    """
+    from telescope_train.checkpoints.folders import RemovedCheckpointError, unproved
+
+    waiting = [*checkpoints]
+    while waiting:
+        checkpoint, *waiting = waiting
+        # One that came while the last export was put in its place has not ended anything yet.
+        raise_if_asked()
+        _tell(unproved(checkpoint))
+        try:
+            done = write(checkpoint)
+        except RemovedCheckpointError:
+            if run is None:
+                raise
+            waiting = waiting or _chosen(run, steps=None, is_all=False)
+            why = f"{checkpoint.path} was removed meanwhile, as its run goes on"
+            _tell([f"{why}; {waiting[0].path.name} is exported"])
+        else:
+            yield checkpoint, done
 
 
 def _check_options(dtype: str | None, size: str, *, push: str | None, private: bool) -> None:
@@ -163,11 +194,14 @@ def _checkpoints_of(run: Path) -> Path:
     from telescope_core.records import RunFolder
 
     if not run.is_dir():
+        from telescope_train.checkpoints.folders import beside
+
         runs = [path.parent.name for path in run.parent.glob("*/run.json")]
         close = nearest(run.name, runs)
         advice = f"; did you mean {str(run.parent / close[0])!r}?" if close else ""
         raise ConfigError(
-            f"{str(run)!r} is not a folder; expected the folder of a run or a checkpoint{advice}"
+            f"{str(run)!r} is not a folder; expected the folder of a run or a checkpoint"
+            f"{advice or beside(run)}"
         )
     settings = RunFolder.open(run).config()
     shared = settings.get("checkpoint", {}).get("checkpoint_dir")

@@ -6,6 +6,7 @@ finds everything else: a flipped bit, or a file from another folder.
 
 import hashlib
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -56,11 +57,15 @@ def wrong_sizes(folder: Path, proofs: Mapping[str, FileProof]) -> list[str]:
     """Return one line for each file of `proofs` that is missing or has another size."""
     found: list[str] = []
     for name, proof in proofs.items():
-        path = folder / name
-        if not path.is_file():
+        # Asked once: the file may be removed meanwhile.
+        try:
+            facts = (folder / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            facts = None
+        if facts is None or not stat.S_ISREG(facts.st_mode):
             found.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != proof.num_bytes:
-            found.append(f"{name} has {size} bytes and was written with {proof.num_bytes}")
+        elif facts.st_size != proof.num_bytes:
+            found.append(f"{name} has {facts.st_size} bytes and was written with {proof.num_bytes}")
     return found
 
 
@@ -73,13 +78,19 @@ def wrong_contents(
     """Read the files `names` and return one line for each that is not what was written."""
     found: list[str] = []
     for name in names:
-        wrong = wrong_sizes(folder, {name: proofs[name]})
-        if not wrong and (now := proof_of(folder / name, moved)) != proofs[name]:
-            wrong.append(
+        found += (wrong := wrong_sizes(folder, {name: proofs[name]}))
+        if wrong:
+            continue
+        try:
+            now = proof_of(folder / name, moved)
+        except FileNotFoundError:  # removed since its size was asked
+            found.append(f"{name} is missing")
+            continue
+        if now != proofs[name]:
+            found.append(
                 f"{name} is not what was written: its SHA-256 is {now.sha256[:12]}..., and was "
                 f"{proofs[name].sha256[:12]}..."
             )
-        found += wrong
     return found
 
 

@@ -7,7 +7,8 @@ else comes from the description that was saved beside them, so the original mode
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,12 @@ from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.backends.megatron.pretrained import read_weights as megatron_weights
 from telescope_train.backends.megatron.pretrained import write_weights
 from telescope_train.checkpoints.base_model import base_folders, find_base
-from telescope_train.checkpoints.folders import RunCheckpoint, by_exporting, require_whole
+from telescope_train.checkpoints.folders import (
+    RunCheckpoint,
+    by_exporting,
+    removed,
+    require_whole,
+)
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
 from telescope_train.models.location import require_replaceable
@@ -69,7 +75,8 @@ def export_checkpoint(
 ) -> Exported:
     """Write the model of `checkpoint` to `output`, completely or not at all.
 
-    Raises ConfigError, before anything is written, if a file has changed since it was saved.
+    Raises ConfigError, before anything is written, if a file has changed since it was saved, and
+    RemovedCheckpointError if the checkpoint is removed before all of it was read.
 
     `dtype`: type of the written weights; None = as they were trained. `max_shard_size`: largest
     size of one file of weights, such as "5GB". A model that is already in `output` is replaced,
@@ -79,6 +86,40 @@ def export_checkpoint(
     require_replaceable(output)
     _require_expendable(output, checkpoint)
     require_whole(checkpoint, by_exporting)
+    with _unless_removed(checkpoint, output):
+        return _export(checkpoint, output, dtype, max_shard_size=max_shard_size, tell=tell)
+
+
+@contextmanager
+def _unless_removed(checkpoint: RunCheckpoint, output: Path) -> Generator[None]:
+    """Raise RemovedCheckpointError if the block fails because its checkpoint was removed."""
+    try:
+        yield
+    except (OSError, ValueError, TelescopeError) as error:
+        if checkpoint.is_there():
+            raise
+        raise removed(checkpoint, by_exporting) from error
+    finally:
+        # Writers make the folders that they write to, also those that were just removed.
+        if output.is_relative_to(checkpoint.path) and not checkpoint.is_there():
+            with suppress(OSError):
+                output.parent.rmdir()
+
+
+def _require_there(checkpoint: RunCheckpoint, output: Path) -> None:
+    """Raise RemovedCheckpointError if `output` is in a checkpoint that is no longer there."""
+    if output.is_relative_to(checkpoint.path) and not checkpoint.is_there():
+        raise removed(checkpoint, by_exporting)
+
+
+def _export(
+    checkpoint: RunCheckpoint,
+    output: Path,
+    dtype: str | None,
+    *,
+    max_shard_size: str,
+    tell: Callable[[str], None],
+) -> Exported:
     config = checkpoint.manifest.config
     settings = ModelSection.model_validate(config["model"])
     trainer = TrainerSection.model_validate(config["trainer"])
@@ -108,6 +149,7 @@ def export_checkpoint(
         if kept.is_file():
             shutil.copyfile(kept, partial / kept.name)
         write_sums(partial, "*.safetensors")
+        _require_there(checkpoint, output)
     return Exported(
         path=output,
         step=checkpoint.step,
@@ -151,6 +193,7 @@ def _export_megatron(
             max_shard_size=max_shard_size,
         )
         write_sums(partial, "*.safetensors")
+        _require_there(checkpoint, output)
     return Exported(
         path=output,
         step=checkpoint.step,

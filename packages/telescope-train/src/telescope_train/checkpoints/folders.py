@@ -44,7 +44,11 @@ _PARTS = (".distcp", ".pkl")
 FORMAT_VERSION = 2
 """2: the sampler's state holds chains of tokens (`sampler.msgpack`). 1 is still read."""
 GoOn = Callable[[Path, Path], str]
-"""(damaged checkpoint, newest complete one before it) -> advice for continuing from there."""
+"""(damaged checkpoint, another that is whole) -> advice for continuing from there."""
+
+
+class RemovedCheckpointError(ConfigError):
+    """A checkpoint was removed after it was found, as a run removes old ones while it goes on."""
 
 
 class CheckpointManifest(BaseModel):
@@ -132,10 +136,14 @@ class RunCheckpoint:
         wrong = wrong_sizes(self.path, used)
         if used:
             # A rank would take up the part of one that did not exist when this was written.
-            parts = [one for one in self.state_path.iterdir() if one.suffix in _PARTS]
+            parts = [one for one in self.state_path.glob("*") if one.suffix in _PARTS]
             there = sorted(f"{_STATE}{one.name}" for one in parts)
             wrong += [f"{name} is of another checkpoint" for name in there if name not in used]
         return wrong
+
+    def is_there(self) -> bool:
+        """Return whether it still has its manifest, without which it is none."""
+        return (self.path / _MANIFEST).is_file()
 
     def is_of(self, run: str, started_at: str) -> bool:
         """Return whether the run of this name wrote it that began then; "" = not known."""
@@ -184,7 +192,7 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
     if fields is None or not (path / "state" / ".metadata").is_file():
         raise ConfigError(
             f"{str(path)!r} holds no checkpoint; expected {_MANIFEST} and a folder state, as "
-            "`telescope train` writes them to checkpoints/step-000100"
+            f"`telescope train` writes them to checkpoints/step-000100{beside(path)}"
         )
     try:
         return RunCheckpoint(path=path, manifest=CheckpointManifest.model_validate(fields))
@@ -192,6 +200,18 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path / _MANIFEST}: {where}: {first['msg']}") from None
+
+
+def beside(path: Path) -> str:
+    """Return words on the whole checkpoints beside `path`, which is none; "" without any.
+
+    A run that goes on removes old ones (`checkpoint_keep_last`), also one that was just read of.
+    """
+    # An existing folder is no removed checkpoint, and what is beside it may be anything.
+    if path.exists() or not (found := complete_checkpoints(path.parent)):
+        return ""
+    names = ", ".join(one.path.name for one in found)
+    return f"; there is no folder of that name, and {path.parent} holds {names}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +256,8 @@ def find_checkpoints(folder: Path) -> FoundCheckpoints:
         else:
             complete.append(one)
     complete.sort(key=lambda one: (one.step, one.path.name == FINAL))
+    # A run that goes on may have removed one in the middle of this.
+    broken = {path: why for path, why in broken.items() if path.is_dir()}
     return FoundCheckpoints(complete=complete, broken=broken)
 
 
@@ -268,20 +290,20 @@ def expendable(
     ]
 
 
-def by_moving_it(damaged: Path, older: Path) -> str:
+def by_moving_it(damaged: Path, whole: Path) -> str:
     """Return the advice for the run that wrote both."""
     away = damaged.parent.parent / f"damaged-{damaged.name}"
     return f"to go on from there, move it away (mv {damaged} {away}) and resume the run again"
 
 
-def by_its_path(damaged: Path, older: Path) -> str:
-    """Return the advice for another run, which begins at the older one."""
-    return f"give that one: --resume_from_checkpoint {older}"
+def by_its_path(damaged: Path, whole: Path) -> str:
+    """Return the advice for another run, which begins at the one that is whole."""
+    return f"give that one: --resume_from_checkpoint {whole}"
 
 
-def by_exporting(damaged: Path, older: Path) -> str:
-    """Return the advice for exporting the older one."""
-    return f"to export that one: telescope export {older}"
+def by_exporting(damaged: Path, whole: Path) -> str:
+    """Return the advice for exporting the one that is whole."""
+    return f"to export that one: telescope export {whole}"
 
 
 def read_whole(path: Path, go_on: GoOn) -> RunCheckpoint:
@@ -345,22 +367,46 @@ def unproved(checkpoint: RunCheckpoint) -> list[str]:
 
 
 def _refused(checkpoint: RunCheckpoint, wrong: list[str], go_on: GoOn) -> ConfigError:
+    if not checkpoint.is_there():
+        return removed(checkpoint, go_on)
     path = checkpoint.path
     text = f"the checkpoint {path} is damaged: {'; '.join(wrong[:3])}"
     if len(wrong) > 3:
         text += f"; and {len(wrong) - 3} more files"
-    older = [
-        one
-        for one in complete_checkpoints(path.parent)
-        if one.path != path and one.step <= checkpoint.step
-    ]
-    while older and wrong_in_parallel(older[-1].path, older[-1].used):
-        older.pop()
-    if not older:
+    others = [one for one in complete_checkpoints(path.parent) if one.path != path]
+    older = _newest_whole([one for one in others if one.step <= checkpoint.step])
+    newer = _newest_whole([one for one in others if one.step > checkpoint.step])
+    if older is not None:
+        also = "" if newer is None else f" ({newer} after it is whole too)"
         return ConfigError(
-            f"{text}. {path.parent} holds no older one that is whole; bring the file back from a "
-            "copy, or start again from the beginning"
+            f"{text}. The newest whole one before it is {older}{also}; {go_on(path, older)}"
         )
+    none = f"{text}. {path.parent} holds no older one that is whole"
+    if newer is not None:
+        return ConfigError(f"{none}; the newest one after it is {newer}; {go_on(path, newer)}")
     return ConfigError(
-        f"{text}. The newest whole one before it is {older[-1].path}; {go_on(path, older[-1].path)}"
+        f"{none}; bring the file back from a copy, or start again from the beginning"
     )
+
+
+def removed(checkpoint: RunCheckpoint, go_on: GoOn) -> RemovedCheckpointError:
+    """Return the error of a checkpoint that is no longer there, and what there is instead."""
+    path = checkpoint.path
+    text = (
+        f"the checkpoint {path} was removed meanwhile, as a run that goes on removes old ones "
+        "(checkpoint_keep_last)"
+    )
+    found = [one.path for one in complete_checkpoints(path.parent) if one.path != path]
+    if not found:
+        return RemovedCheckpointError(f"{text}. {path.parent} holds no other that is whole")
+    names = ", ".join(one.name for one in found)
+    advice = "resume the run again" if go_on is by_moving_it else go_on(path, found[-1])
+    return RemovedCheckpointError(f"{text}. {path.parent} holds {names}; {advice}")
+
+
+def _newest_whole(checkpoints: list[RunCheckpoint]) -> Path | None:
+    """Return the newest of which all files were read and are what was written; None without one."""
+    for one in reversed(checkpoints):
+        if not wrong_in_parallel(one.path, one.used):
+            return one.path
+    return None
