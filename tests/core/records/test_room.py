@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -68,7 +69,8 @@ def test_a_real_limit_on_the_size_of_files_leaves_nothing_half_written(tmp_path:
         True,
         True,
     ]
-    assert all("ulimit -f" in line and "Make room" in line for line in said)
+    assert all("(20,000 bytes); raise the limit with ulimit -f" in line for line in said)
+    assert not any("Make room" in line or "free" in line for line in said)
     assert list(run.rollouts_path.iterdir()) == []
     assert [row["step"] for row in run.metrics()] == [1, 3]
     assert run.summary() == {"text": "short"}
@@ -100,6 +102,25 @@ def test_a_full_disk_names_the_path_and_what_is_free(tmp_path: Path, code: int) 
     with pytest.raises(NoRoomError), whole_folder(tmp_path / "model"):
         raise OSError(code, "no")
     assert [one.name for one in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EFBIG, "x"), RuntimeError("failed (os error 27)")])
+@pytest.mark.parametrize(
+    ("most", "advice"),
+    [(3 * 2**20, r"\(3\.0 MiB\); raise .* ulimit -f"), (resource.RLIM_INFINITY, "file system")],
+)
+def test_a_limit_on_the_size_of_files_is_no_full_disk(
+    tmp_path: Path,
+    error: Exception,
+    most: int,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (most, most))
+    with pytest.raises(NoRoomError, match=advice) as caught, room_for(tmp_path / "x", RuntimeError):
+        raise error
+    assert "free" not in str(caught.value)
+    assert "checkpoint" not in str(caught.value)
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])

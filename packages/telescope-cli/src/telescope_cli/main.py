@@ -191,6 +191,7 @@ def _fail_for_system(error: OSError) -> None:
     from telescope_core.base.errors import NoRoomError
     from telescope_core.base.open_files import advice_for
     from telescope_core.base.terminal import foreign
+    from telescope_core.records.room import too_large
 
     # A stream that is written to, such as the standard output, is no file with a name.
     path = error.filename2 or error.filename
@@ -198,7 +199,8 @@ def _fail_for_system(error: OSError) -> None:
     if too_many := advice_for(error):
         _fail(f"cannot open {place or 'a file or a connection'}: {too_many}", 1)
     if error.errno in NoRoomError.CODES:
-        _fail(f"cannot write {place or 'the output, or a file of a library'}: {error.strerror}", 1)
+        why = too_large() if error.errno == errno.EFBIG else error.strerror
+        _fail(f"cannot write {place or 'the output, or a file of a library'}: {why}", 1)
     if place and error.errno in UNUSABLE_PATHS:
         said = f"cannot use {place}: {error.strerror}; {UNUSABLE_PATHS[error.errno]}"
         _fail(said, 1 if error.errno == errno.EROFS else 2)

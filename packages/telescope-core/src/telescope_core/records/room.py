@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from telescope_core.base.open_files import advice_for
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of this user is used up",
-    errno.EFBIG: "the file would be larger than this process may write (ulimit -f)",
 }
 
 
@@ -50,6 +50,8 @@ def lack_of_room(
         folder = folder.parent
     free_bytes = shutil.disk_usage(folder).free
     code = _code_of(error)
+    if code == errno.EFBIG:
+        return NoRoomError(f"cannot write {path}: {too_large()}. Nothing there is half written")
     is_short = not isinstance(error, OSError) and free_bytes < (needed_bytes or 0)
     if code is None and not is_short:
         return None
@@ -57,14 +59,25 @@ def lack_of_room(
     return NoRoomError(
         f"cannot write {path}: {_NO_ROOM[code or errno.ENOSPC]} ({_size(free_bytes)} are free in "
         f"{os.path.abspath(folder)}{needed}). Nothing there is half written. Make room, for "
-        "example by removing checkpoints that nobody needs"
+        "example by removing files that nobody needs, such as checkpoints of earlier runs"
+    )
+
+
+def too_large() -> str:
+    """Return why a file cannot become as large as it would be, and what to do."""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most == resource.RLIM_INFINITY:
+        return "it would be larger than a file may be there; name a place on another file system"
+    return (
+        f"it would be larger than this process may write ({_size(most)}); raise the limit with "
+        "ulimit -f"
     )
 
 
 def _code_of(error: BaseException) -> int | None:
     if isinstance(error, OSError):
-        return error.errno if error.errno in _NO_ROOM else None
-    return next((code for code in _NO_ROOM if f"os error {code}" in str(error)), None)
+        return error.errno if error.errno in NoRoomError.CODES else None
+    return next((code for code in NoRoomError.CODES if f"os error {code}" in str(error)), None)
 
 
 def _size(num_bytes: int) -> str:
