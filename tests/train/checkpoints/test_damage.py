@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -234,6 +236,31 @@ def test_one_that_its_run_removed_is_not_called_damaged(
     assert said.endswith(f"holds step-000004; to export that one: telescope export {newest}")
     assert [one.name for one in newest.parent.iterdir()] == ["step-000004"]
     assert not output.exists()
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+@pytest.mark.parametrize("by_path", [False, True])
+def test_what_a_renamed_or_copied_run_is_told_works(
+    tiny, tmp_path, saved, newest, is_renamed, by_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(newest.parents[1], copy)
+    if is_renamed:
+        shutil.rmtree(newest.parents[1])
+    path = copy / "checkpoints" / newest.name
+    given = ("--resume_from_checkpoint", str(path) if by_path else "latest")
+    every = ("--checkpoint_every", "2")
+    with pytest.raises(ConfigError) as told:
+        point_of(config_of(tmp_path, tiny, *every, "--name", "copy", *given))
+    found = re.search(r"move it \((.*)\) and give (.*) --resume(.*); to start", str(told.value))
+    assert str(told.value).endswith(f"and --resume_from_checkpoint {path}")
+    new = ("--name", "new", "--resume_from_checkpoint", str(path))
+    assert point_of(config_of(tmp_path, tiny, *every, *new)).checkpoint.path == path
+    subprocess.run(found[1], shell=True, check=True)
+    flags = f"{found[2]}{found[3]}".split()
+    config = config_of(tmp_path, tiny, *every, *flags, "--resume_from_checkpoint", "latest")
+    assert point_of(config).is_same_run
+    assert ("--output_dir" in flags) != is_renamed
 
 
 def test_a_path_that_is_gone_is_answered_with_what_is_there(tiny, tmp_path, saved, newest):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -133,10 +134,24 @@ def test_a_run_that_is_going_on_is_left_alone(tiny, tmp_path, flags, has_saved):
         for name in (".final.old", ".final.partial"):
             checkpoint_at(folder.checkpoints_path, 5, name=name)
     files = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match=rf"still going on \(process {os.getpid()} on .*stop it"):
+    advice = "stop it before you resume it" if flags else "wait for it or stop it"
+    said = rf"still going on \(process {os.getpid()} on .*\); {advice}, or give another --name$"
+    with pytest.raises(ConfigError, match=said):
         resume_point(config, records_of(config))
     assert (folder.info().resumes, len(folder.metrics())) == ((), 1)
     assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume_from_checkpoint", LATEST)])
+def test_a_copy_of_a_run_that_is_going_on_is_told_from_it(tiny, tmp_path, flags):
+    checkpoint_at(RunFolder.create(tmp_path / "run", config={}).checkpoints_path, 5)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    config = config_of(tmp_path, tiny, "--name", "copy", *flags)
+    with pytest.raises(ConfigError) as told:
+        resume_point(config, records_of(config))
+    said = str(told.value)
+    assert "that of the run 'run': if the folder is a copy" in said
+    assert f"--resume_from_checkpoint {tmp_path}/copy/checkpoints/step-..." in said
 
 
 @pytest.mark.parametrize("flags", [(), ("--resume_from_checkpoint", LATEST)])

@@ -315,7 +315,7 @@ class RunFolder:
             gone = f"; if that machine is gone, remove {self.path / 'run.json'}"
             raise ConfigError(
                 f"{self.path} belongs to training that is still going on (process {info.pid} on "
-                f"{info.host}); stop it, or choose another output"
+                f"{info.host}); wait for it, stop it, or choose another output"
                 f"{gone if info.may_run_elsewhere else ''}"
             )
 
@@ -559,7 +559,7 @@ def _require_ended(path: Path, info: RunInfo) -> None:
     if info.observed_state is RunState.RUNNING:
         raise ConfigError(
             f"{path} belongs to a run that is still running (process {info.pid} on {info.host}); "
-            "stop it, or choose another name"
+            "wait for it, stop it, or choose another name"
         )
 
 

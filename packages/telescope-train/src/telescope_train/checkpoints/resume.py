@@ -110,11 +110,7 @@ def resume_point(
     else:
         checkpoint, is_same_run = read_whole(Path(given).expanduser(), by_its_path), False
         if checkpoint.path.resolve().parent == own.resolve():
-            raise ConfigError(
-                f"{given!r} is a checkpoint of this run; continue its newest one with "
-                f"resume_from_checkpoint = {LATEST!r}, or start another run from it with a "
-                "--name of its own"
-            )
+            raise ConfigError(_of_own_folder(checkpoint, config))
     is_at_last_step = is_same_run and checkpoint.step == config.run.number_of_steps
     if passed_over:
         _require_not_finished(checkpoint, passed_over, config)
@@ -213,15 +209,27 @@ def _require_ended(config: TrainConfig) -> None:
         return  # there is no run, or what is wrong with it is said when it is needed
     if info.observed_state is not RunState.RUNNING:
         return
+    section = config.checkpoint
+    resumes = section.resume_if_saved or section.resume_from_checkpoint == LATEST
+    if section.resume_if_saved and info.may_run_elsewhere:
+        # A queue starts a job again when its earlier try has ended, also one on a machine that is
+        # lost.
+        return
     going_on = f"the run in {path} is still going on (process {info.pid} on {info.host})"
-    if not info.may_run_elsewhere:
-        raise ConfigError(f"{going_on}; stop it before you resume it, or give another --name")
-    # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
-    if not config.checkpoint.resume_if_saved:
+    if info.name != config.run.name:
         raise ConfigError(
-            f"{going_on}, as far as can be known here; stop it there before you resume it, or give "
-            "another --name; if that machine is gone, --resume-if-saved goes on with it"
+            f"{going_on}, as its run.json says, which is that of the run {info.name!r}: if the "
+            "folder is a copy, this is the process of the original. Wait for that run or stop it, "
+            "or start another run with a --name that no run has, and --resume_from_checkpoint "
+            f"{checkpoints_folder(config)}/step-..."
         )
+    if not info.may_run_elsewhere:
+        wait = "stop it before you resume it" if resumes else "wait for it or stop it"
+        raise ConfigError(f"{going_on}; {wait}, or give another --name")
+    raise ConfigError(
+        f"{going_on}, as far as can be known here; stop it there before you resume it, or give "
+        "another --name; if that machine is gone, --resume-if-saved goes on with it"
+    )
 
 
 def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[str]:
@@ -368,16 +376,41 @@ def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCh
         raise ConfigError(_nothing_to_resume(folder, config))
     newest = found.complete[-1]
     if newest.manifest.run != config.run.name:
-        raise ConfigError(
-            f"{str(newest.path)!r} belongs to the run {newest.manifest.run!r}, not to "
-            f"{config.run.name!r}; set resume_from_checkpoint to this path to start from it"
-        )
+        raise ConfigError(_of_own_folder(newest, config))
     if not newest.is_of(config.run.name, _started_at(config)):
         raise ConfigError(
             f"{str(newest.path)!r} belongs to another run of the name {config.run.name!r}, which "
             f"began at {newest.manifest.started_at}; move the checkpoints of that run elsewhere"
         )
     return newest
+
+
+def _of_own_folder(checkpoint: RunCheckpoint, config: TrainConfig) -> str:
+    """Return why a run cannot begin at this checkpoint in its own folder, and what to do.
+
+    If it is of another name, somebody has renamed or copied the folder of the run that wrote it.
+    """
+    name, run = checkpoint.manifest.run, run_folder(config)
+    if name == config.run.name:
+        return (
+            f"{config.checkpoint.resume_from_checkpoint!r} is a checkpoint of this run; continue "
+            f"its newest one with resume_from_checkpoint = {LATEST!r}, or start another run from "
+            "it with a --name of its own"
+        )
+    back, flags, first = run.with_name(name), f"--name {name} --resume", ""
+    if back.exists():
+        elsewhere = run.parent / "elsewhere"
+        back, first = elsewhere / name, f"mkdir -p {elsewhere} && "
+        flags += f" --output_dir {elsewhere}"
+    how = f"To go on with that run, move it ({first}mv {run} {back}) and give {flags}; to"
+    if config.checkpoint.checkpoint_dir is not None:
+        # It holds checkpoints alone, and their run's folder is not known here.
+        how = "To"
+    return (
+        f"{str(checkpoint.path)!r} belongs to the run {name!r}, not to {config.run.name!r}: its "
+        f"folder was renamed or copied. {how} start another run from it, give a --name that no "
+        f"run has, and --resume_from_checkpoint {checkpoint.path}"
+    )
 
 
 def _nothing_to_resume(folder: Path, config: TrainConfig) -> str:
