@@ -1,9 +1,20 @@
 """When a run goes on after its ranks died, and when it ends."""
 
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from telescope_core.errors import TelescopeError
+from telescope_core.records import RunFolder
+from telescope_train import run as training
 from telescope_train.backends.protocol import RankDiedError
 from telescope_train.restarts import Restarts, run_with_restarts
+
+sys.path.insert(0, str(Path(__file__).parent))
+from resume_run import config_of
 
 
 class Run:
@@ -73,3 +84,39 @@ async def test_without_restarts_the_death_ends_the_run():
     with pytest.raises(RankDiedError, match=r"^trainer rank 1 died: killed$"):
         await run.play()
     assert (run.begun, run.num_back) == ([0], 0)
+
+
+async def nothing(*arguments):
+    """Take the place of what the other parts of a run do."""
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+async def test_ranks_of_a_run_without_its_folder_do_not_go_on(
+    tiny, tmp_path, monkeypatch, num_started
+):
+    folder = RunFolder.create(tmp_path / "run", config={}, name="run")
+    started = []
+
+    async def start_again(settings, *, num_threads):
+        started.append(settings)
+        shutil.rmtree(folder.path)
+        (folder.path / "logs").mkdir(parents=True)  # as ranks do
+
+    if not num_started:
+        shutil.rmtree(folder.path)
+    monkeypatch.setattr(training, "rank_settings", lambda prepared: None)
+    monkeypatch.setattr(training, "threads_of", lambda prepared: 1)
+    resources = SimpleNamespace(
+        prepared=SimpleNamespace(config=config_of(tmp_path, tiny), resume=None),
+        folder=folder,
+        view=SimpleNamespace(warn=lambda line: None, go_back=lambda step: None),
+        processes=SimpleNamespace(ranks=SimpleNamespace(close=nothing, start_again=start_again)),
+        policies=SimpleNamespace(
+            publisher=SimpleNamespace(weights_change=nothing, restore=nothing),
+            gpu_sharing=SimpleNamespace(trainer_works=nothing, servers_work=nothing),
+        ),
+    )
+    with pytest.raises(TelescopeError, match="is gone: it was removed or moved"):
+        await training._go_back(resources, RankDiedError("trainer rank 0 died: killed"))
+    assert len(started) == num_started
+    assert folder.path.exists() == bool(num_started)

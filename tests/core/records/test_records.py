@@ -20,7 +20,7 @@ import pytest
 
 from telescope_core.base import interrupts
 from telescope_core.base.chains import sampled_tokens
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.files import append_json_line, read_json_lines
@@ -313,6 +313,14 @@ def test_damaged_lines_of_events_are_left_out_by_readers_and_when_steps_are_take
     assert run.num_damaged_lines() == dict.fromkeys(names, 4)
     run.go_back(back)
     assert (run.eval_points(), run.restarts(), run.server_events()) == ([kept], [back], [])
+
+
+def test_a_folder_that_was_removed_is_not_made_anew_by_going_back(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    shutil.rmtree(run.path)
+    with pytest.raises(TelescopeError, match="is gone: it was removed"):
+        run.go_back(Restart(time_s=1.0, reason="", reached=1, step=1, checkpoint=""))
+    assert not run.path.exists()
 
 
 def test_the_reward_of_an_eval_point_is_told_by_its_digits():

@@ -427,6 +427,8 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     await ranks.close()
     # Until new ranks have their weights, there are none for a server that comes back.
     await publisher.weights_change()
+    # Without its folder it would begin at step 0, in a new one that is no run's.
+    folder.require_here()
     begun = newest_to_go_on(prepared.config, prepared.resume)
     restart = restart_at(begun, died, folder.last_step())
     view.warn(restart_text(restart))
@@ -438,6 +440,8 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     except ConfigError as error:
         # Another try would wait for the same room: a node is gone, and the others are full.
         raise ProcessDiedError(f"{died}. The ranks cannot start again: {error}") from None
+    # They take a while to start. What they write makes the folder anew, but not its `run.json`.
+    folder.require_here()
     if begun is not None:
         await restore(ranks, begun, by_moving_it)
     await resources.policies.gpu_sharing.servers_work()

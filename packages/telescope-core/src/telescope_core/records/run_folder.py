@@ -204,8 +204,10 @@ class RunFolder:
     def go_back(self, restart: Restart) -> None:
         """Record that a running run goes back to `restart.step` and takes later steps again.
 
-        Their records are deleted.
+        Their records are deleted. Raises TelescopeError if the folder was removed.
         """
+        # The line would make a folder that was removed anew.
+        self.require_here()
         append_json_line(self.path / "restarts.jsonl", asdict(restart))
         self.drop_after(restart.step)
 
