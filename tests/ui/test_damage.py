@@ -17,6 +17,7 @@ from tests.ui.test_live import Events
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
+from telescope_ui.pages import happened
 from telescope_ui.web import app
 from telescope_ui.web.export import export_runs
 
@@ -453,3 +454,19 @@ def test_without_the_result_of_either_eval_no_examples_are_counted(tmp_path, run
             None,
         )
         assert page["problems"] == []
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoints" / "a" / "checkpoint.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    then = happened.read_json
+
+    def removing(read):
+        read.unlink()
+        return then(read)
+
+    monkeypatch.setattr(happened, "read_json", removing)
+    files = happened.SmallFiles(tmp_path.resolve())
+    assert files.manifest("a") is None
+    assert files.problems == []

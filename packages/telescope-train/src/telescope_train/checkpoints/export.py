@@ -101,14 +101,14 @@ def _unless_removed(checkpoint: RunCheckpoint, output: Path) -> Generator[None]:
         raise removed(checkpoint, by_exporting) from error
     finally:
         # Writers make the folders that they write to, also those that were just removed.
-        if output.is_relative_to(checkpoint.path) and not checkpoint.is_there():
+        if output.resolve().is_relative_to(checkpoint.path.resolve()) and not checkpoint.is_there():
             with suppress(OSError):
                 output.parent.rmdir()
 
 
 def _require_there(checkpoint: RunCheckpoint, output: Path) -> None:
     """Raise RemovedCheckpointError if `output` is in a checkpoint that is no longer there."""
-    if output.is_relative_to(checkpoint.path) and not checkpoint.is_there():
+    if output.resolve().is_relative_to(checkpoint.path.resolve()) and not checkpoint.is_there():
         raise removed(checkpoint, by_exporting)
 
 
