@@ -1,16 +1,25 @@
-"""Code that blocks the event loop for ever ends: at the rollout's deadline, or with Ctrl-C."""
+"""Code that blocks the event loop for ever ends: at the rollout's deadline, or with Ctrl-C.
+
+And what is slow of Telescope's own does not block it.
+"""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from tests.asking import ask
 from tests.signals import heed_all_but
 
-from telescope_core import SingleTurnEnvironment, StopReason, reward
+from telescope_core import McpServer, SingleTurnEnvironment, StopReason, reward
+from telescope_core.chat.http import HttpPool, RequestLimits
+from telescope_core.environments.mcp import McpConnection
+from telescope_core.errors import TelescopeError
 from telescope_core.in_process import InProcessEnvironment
+from telescope_core.sandboxes.lookup import open_provider
+from telescope_core.sandboxes.protocol import SandboxSpec
 from telescope_core.scripted import ScriptedClient
 
 
@@ -92,3 +101,44 @@ def test_signals_that_a_program_takes_end_it_as_well(number):
 @pytest.mark.slow
 def test_the_first_ctrl_c_ends_it():
     assert "KeyboardInterrupt" in errors_after(SCRIPT, signal.SIGINT)
+
+
+async def make_request():
+    limits = RequestLimits(retry_budget_s=0.0)
+    await HttpPool().request("GET", "http://127.0.0.1:1/", headers={}, limits=limits)
+
+
+async def connect_to_mcp():
+    await McpConnection.open(McpServer(command=("true",)))
+
+
+def starting(provider):
+    return lambda: open_provider(provider).start(SandboxSpec())
+
+
+@pytest.mark.parametrize(
+    ("package", "first_use"),
+    [
+        ("aiohttp", make_request),
+        ("mcp", connect_to_mcp),
+        ("e2b", starting("e2b")),
+        ("prime_sandboxes", starting("prime")),
+        ("daytona", starting("daytona")),
+        ("modal", starting("modal")),
+    ],
+)
+async def test_slow_packages_are_imported_beside_the_event_loop(package, first_use, monkeypatch):
+    threads = []
+
+    class Refusing:
+        def find_spec(self, name, path=None, target=None):
+            if name == package:
+                threads.append(threading.current_thread())
+                raise ImportError(f"no {name} here")
+
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    with pytest.raises((ImportError, TelescopeError), match=f"no {package}|needs? .*{package}"):
+        await first_use()
+    assert threads
+    assert threading.main_thread() not in threads

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -69,9 +70,6 @@ class HttpPool:
     """
 
     def __init__(self) -> None:
-        # Imported here because the slow import would block the event loop in the first request.
-        import aiohttp as aiohttp
-
         self._opened: aiohttp.ClientSession | None = None
         self._troubles = Troubles()
 
@@ -90,6 +88,9 @@ class HttpPool:
         `passing`: further statuses after which it is sent again, as after those of a busy server.
         Its text holds neither a password of the URL nor the key in `headers`.
         """
+        if self._opened is None:
+            # In a thread, because the slow import would block the event loop of the first request.
+            await asyncio.to_thread(import_module, "aiohttp")
         give_up_s = time.monotonic() + limits.retry_budget_s
         pause_s = _FIRST_PAUSE_S
         num_retries = 0

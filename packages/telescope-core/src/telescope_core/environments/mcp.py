@@ -196,7 +196,8 @@ class McpConnection:
     @classmethod
     async def open(cls, server: McpServer) -> "McpConnection":
         """Connect and list the tools; raises TelescopeError that says what went wrong."""
-        _require_package()
+        # In a thread, because the import is slow and others are playing on this event loop.
+        await asyncio.to_thread(_require_package)
         connection = cls(server)
         try:
             await asyncio.shield(connection._ready)

@@ -4,6 +4,7 @@ The key is DAYTONA_API_KEY, or DAYTONA_JWT_TOKEN with DAYTONA_ORGANIZATION_ID. T
 `telescope-core[daytona]` brings the version of the SDK that this was tested with.
 """
 
+import asyncio
 import contextlib
 import math
 import shlex
@@ -89,7 +90,7 @@ class DaytonaProvider(CloudProvider):
 
     async def start(self, spec: SandboxSpec) -> "_DaytonaBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""
-        sdk = sdk_of("daytona")
+        sdk = await asyncio.to_thread(sdk_of, "daytona")
         with _translate_errors(spec):
             if self._client is None:
                 self._client = self._connected(sdk)

@@ -4,6 +4,7 @@ The key is E2B_API_KEY. Processors and memory are those of the template and cann
 `telescope-core[e2b]` installs the version of the SDK that this was tested with.
 """
 
+import asyncio
 import contextlib
 import math
 import os
@@ -51,7 +52,7 @@ class E2BProvider(CloudProvider):
 
     async def start(self, spec: SandboxSpec) -> "_E2bBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""
-        sdk = sdk_of("e2b")
+        sdk = await asyncio.to_thread(sdk_of, "e2b")
         # The SDK sends requests with an empty key, and says little of the answer.
         key = self._api_key or os.environ.get("E2B_API_KEY")
         if not key:

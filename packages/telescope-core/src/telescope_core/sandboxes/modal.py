@@ -4,6 +4,7 @@ The key is MODAL_TOKEN_ID with MODAL_TOKEN_SECRET. The extra `telescope-core[mod
 version of the SDK that this was tested with: names in its protocol move between releases.
 """
 
+import asyncio
 import base64
 import contextlib
 import math
@@ -61,7 +62,7 @@ class ModalProvider(CloudProvider):
 
     async def start(self, spec: SandboxSpec) -> "_ModalBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""
-        sdk = sdk_of("modal")
+        sdk = await asyncio.to_thread(sdk_of, "modal")
         with _translate_errors(spec):
             if self._app is None:
                 self._app = await sdk.App.lookup.aio(self._app_name, create_if_missing=True)

@@ -5,6 +5,7 @@ extra `telescope-core[prime]` brings the version that this was tested with; it a
 installed together.
 """
 
+import asyncio
 import contextlib
 import math
 import uuid
@@ -72,7 +73,7 @@ class PrimeProvider(CloudProvider):
 
     async def start(self, spec: SandboxSpec) -> "_PrimeBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""
-        sdk = sdk_of("prime", "prime_sandboxes")
+        sdk = await asyncio.to_thread(sdk_of, "prime", "prime_sandboxes")
         asked: dict[str, Any] = {
             "cpu_cores": spec.cpus,
             "memory_gb": None if spec.memory_mb is None else spec.memory_mb / _MB_IN_GB,
