@@ -1,5 +1,6 @@
 """`telescope env validate`: what it takes, what it prints, how it ends."""
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from tests.envs.projects import write_project
 from typer.testing import CliRunner
 
+from telescope_cli.env import push as push_module
 from telescope_cli.env import validate as validate_module
 from telescope_cli.env.app import app
 from telescope_core.errors import ConfigError
@@ -140,3 +142,31 @@ def test_an_environment_of_another_framework_has_no_package_to_check(
     done = RUN.invoke(app, [command, name])
     assert isinstance(done.exception, ConfigError)
     assert instead in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("module", "called", "command"),
+    [
+        (validate_module, "validate_subject", ["validate"]),
+        (validate_module, "report_of_grader", ["check-grader"]),
+        (push_module, "push_project", ["push", "--yes"]),
+    ],
+)
+def test_settings_of_the_environment_are_given_as_for_an_eval(
+    module, called, command, project, monkeypatch
+):
+    class ReachedError(Exception):
+        pass
+
+    def reached(_subject, options):
+        raise ReachedError(dict(options.settings))
+
+    monkeypatch.setattr(module, called, reached)
+    done = RUN.invoke(
+        app, [*command, str(project), "--env.judge.base_url", "http://x", "--env.n=2"]
+    )
+    assert isinstance(done.exception, ReachedError), done.output
+    assert done.exception.args == ({"judge": {"base_url": "http://x"}, "n": "2"},)
+    for wrong, message in (("--exampels", "--exampl?es|option '--exampels'"), ("other", "'other'")):
+        refused = RUN.invoke(app, [*command, str(project), wrong])
+        assert re.search(message, str(refused.exception))

@@ -32,6 +32,7 @@ from telescope_envs.validation.levels import (
     check_reward,
 )
 from telescope_envs.validation.processes import ProbePlace
+from telescope_envs.validation.render import as_text
 
 pytestmark = pytest.mark.slow
 
@@ -306,6 +307,28 @@ def test_a_level_after_a_failed_one_is_not_run_and_never_passes(project):
     later = [c for c in report.checks if c.level in (Level.REWARD, Level.LEAKAGE)]
     assert {check.outcome for check in later} == {Outcome.NOT_RUN}
     assert {check.reason for check in later} == {"the load level failed"}
+
+
+def test_every_level_gets_the_given_settings_and_the_report_tells_of_them(project):
+    module = project / "telescope_env_acme_toy" / "__init__.py"
+    code = module.read_text().replace("import Example,", "import EnvironmentConfig, Example,")
+    needed = """
+    class Config(EnvironmentConfig):
+        address: str = ""
+        api_key: str = ""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        assert self.config.address, "no address"
+"""
+    module.write_text(code.replace('numbers."""\n', f'numbers."""\n{needed}'))
+    settings = {"address": "http://me:s3cret@judge", "api_key": "sk-s3cret"}
+    report = validate_project(project, ValidationOptions(num_examples=4, settings=settings))
+    assert [check for check in report.checks if check.evidence] == []
+    assert report.verdict is Verdict.PASS
+    text = as_text(report)
+    assert "http://judge" in text
+    assert "s3cret" not in text + report.canonical_json.decode()
 
 
 def test_levels_that_nobody_asked_for_are_not_run(toy_wheel):

@@ -31,17 +31,24 @@ VERBS = {
     "uninstall": Verb(".env.install:uninstall", "Remove installed environments."),
     "init": Verb(".env.project:init", "Create a project: a working environment with tests."),
     "validate": Verb(
-        ".env.validate:validate", "Check an environment: files, loading, rewards, leaks and tools."
+        ".env.validate:validate",
+        "Check an environment: files, loading, rewards, leaks and tools.",
+        takes_settings=True,
     ),
     "check-grader": Verb(
         ".env.validate:check_grader",
         "Show which wrong answers, near the right one, a grader accepts.",
+        takes_settings=True,
     ),
     "export": Verb(
         ".env.export:export", "Write an environment's examples as task folders of Harbor."
     ),
     "build": Verb(".env.project:build", "Build a project's wheel reproducibly, and inspect it."),
-    "push": Verb(".env.push:push", "Publish a project: build, check, validate, upload."),
+    "push": Verb(
+        ".env.push:push",
+        "Publish a project: build, check, validate, upload.",
+        takes_settings=True,
+    ),
     "yank": Verb(".env.status:yank", "Withdraw one version, so that it is no longer chosen."),
     "deprecate": Verb(
         ".env.status:deprecate", "Mark an environment as one that should no longer be used."

@@ -1,10 +1,12 @@
 """Options and name completion shared by several verbs of `telescope env`."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from telescope_cli.eval.flags import unparsed
+from telescope_core.base.errors import ConfigError
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.links import links
 from telescope_envs.registry import open_registry
@@ -48,6 +50,16 @@ FixtureRowsOption = Annotated[
         help="Check it on the project's own rows (fixture-rows/) in the place of its datasets.",
     ),
 ]
+
+
+def given_settings(context: typer.Context) -> dict[str, Any]:
+    """Return the settings in `--env.NAME VALUE` flags; raises ConfigError for further arguments."""
+    left = unparsed(context)
+    if left.environments:
+        raise ConfigError(
+            f"expected one environment, got also {left.environments[0]!r}; run this once for each"
+        )
+    return left.settings
 
 
 def complete_name(incomplete: str) -> list[str]:

@@ -13,6 +13,7 @@ from telescope_cli.env.options import (
     FixtureRowsOption,
     JsonOption,
     RegistryOption,
+    given_settings,
     progress,
     split_names,
 )
@@ -25,6 +26,7 @@ from telescope_envs.records.projects import require_project
 
 
 def push(
+    context: typer.Context,
     project: ProjectArgument = Path(),
     registry: RegistryOption = None,
     dry_run: Annotated[
@@ -59,6 +61,9 @@ def push(
 ) -> None:
     """Publish a project: build, check, validate, upload, and add it to the index.
 
+    Settings with which it is validated, such as the address of a judge, are given as
+    --env.NAME VALUE; they are no part of the release.
+
     Example: telescope env push ./sort-words --bump minor --commit
     """
     require_project(project)
@@ -73,6 +78,7 @@ def push(
         commit=commit,
         allow_sdist=split_names(allow_sdist),
         fixture_rows=fixture_rows,
+        settings=given_settings(context),
         new_name_ok=new_name_ok,
         allow_no_git=allow_no_git,
         attest=attest,

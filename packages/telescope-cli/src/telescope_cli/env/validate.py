@@ -16,6 +16,7 @@ from telescope_cli.env.options import (
     FixtureRowsOption,
     JsonOption,
     TriedArgument,
+    given_settings,
     progress,
     split_names,
 )
@@ -49,6 +50,7 @@ _REPORT_FORMATS = (".json", ".md")
 
 
 def validate(
+    context: typer.Context,
     target: TriedArgument = ".",
     level: Annotated[
         str,
@@ -74,10 +76,13 @@ def validate(
     Exits with 1 when the environment must not be published as it is, and with 8 when nothing failed
     but too little could be tried to know, as on a busy machine.
 
+    Settings of the environment, such as the address of a judge, are given as --env.NAME VALUE.
+
     For harbor:FOLDER it plays the solution of each task, which must earn the maximum, and nothing.
 
     Example: telescope env validate ./my-env --report report.md
     """
+    settings = given_settings(context)
     if report is not None and report.suffix not in _REPORT_FORMATS:
         raise ConfigError(
             f"--report {str(report)!r} must end in {' or '.join(_REPORT_FORMATS)}: JSON for "
@@ -85,7 +90,7 @@ def validate(
         )
     named = adapted(target)
     if named is not None and named.scheme == "harbor":
-        if level != _ALL or strict or fixture_rows or report is not None or allow_sdist:
+        if level != _ALL or strict or fixture_rows or settings or report is not None or allow_sdist:
             raise ConfigError(
                 f"{target}: tasks of Harbor are checked by their own solution; only --examples and "
                 "--json are for them"
@@ -98,6 +103,7 @@ def validate(
         num_examples=examples,
         allow_sdist=split_names(allow_sdist),
         fixture_rows=fixture_rows,
+        settings=settings,
         progress=progress,
     )
     made = validate_subject(subject_of(target), options)
@@ -174,6 +180,7 @@ def _write(made: Report, path: Path) -> None:
 
 
 def check_grader(
+    context: typer.Context,
     target: TriedArgument = ".",
     examples: ExamplesOption = DEFAULT_EXAMPLES,
     fixture_rows: FixtureRowsOption = False,
@@ -185,7 +192,8 @@ def check_grader(
     Plays the gold answer of each example, and the same with another value in it: another sign,
     factor, unit, symbol or order, or one more. Exits with 1 when a gold answer is refused or
     another value is taken for right, and with 8 when other values could not be tried, or less than
-    half of them, or of one kind, got a reward.
+    half of them, or of one kind, got a reward. Settings of the environment are given as
+    --env.NAME VALUE.
 
     Example: telescope env check-grader math-datasets
     """
@@ -193,6 +201,7 @@ def check_grader(
         num_examples=examples,
         allow_sdist=split_names(allow_sdist),
         fixture_rows=fixture_rows,
+        settings=given_settings(context),
         progress=progress,
     )
     report = report_of_grader(subject_of(target), options)

@@ -1,4 +1,4 @@
-"""Parse the flags of `telescope eval` that typer cannot: `--env.x value`, and lists of k."""
+"""Parse the flags that typer cannot: `--env.x value`, and the lists of k of `telescope eval`."""
 
 from typing import Any, NamedTuple, cast
 

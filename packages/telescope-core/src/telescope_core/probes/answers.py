@@ -29,12 +29,20 @@ class Job:
     writable: list[str] = field(default_factory=list[str])
     """Folders that count as the environment's caches, in which it may write."""
     cuts_network: bool = True
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of the environment that were given; the others have their defaults."""
     has_secrets: bool = True
     """Whether declared secrets were passed on, which requires that their names are known."""
 
     def text(self) -> str:
-        """Return the job as JSON."""
-        return json.dumps(asdict(self))
+        """Return the job as JSON.
+
+        Without settings the field is left out, because a telescope-core from before it may read it.
+        """
+        told = asdict(self)
+        if not self.settings:
+            del told["settings"]
+        return json.dumps(told)
 
     @classmethod
     def read(cls, text: str) -> "Job":

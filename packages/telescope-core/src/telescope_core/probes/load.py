@@ -7,9 +7,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from telescope_core.base.protocols import ExampleSource
@@ -74,7 +75,7 @@ def run_load(job: Job, answers: Answers) -> None:
         return
     guard.phase = "build"
     guard.allows_loopback = True
-    environment = build(environment_class, answers)
+    environment = build(environment_class, answers, job.settings)
     if environment is not None:
         guard.phase = "examples"
         guard.allows_network = not job.cuts_network
@@ -118,14 +119,20 @@ def _imported(job: Job, answers: Answers, guard: Guard) -> type[Environment] | N
     return next(iter(found), None)
 
 
-def build(environment_class: type[Environment], answers: Answers) -> Environment | None:
-    """Return the environment with its default settings; None when it cannot be built."""
+def build(
+    environment_class: type[Environment],
+    answers: Answers,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Environment | None:
+    """Return the environment with `settings` and defaults; None when it cannot be built."""
     built: list[Environment] = []
     with answers.doing("load.settings"):
         for problem in schema_problems(environment_class.Config.model_json_schema()):
             answers.found("load.settings", problem)
         owner = class_location(environment_class)
-        built.append(environment_class(read_settings(environment_class.Config, {}, owner=owner)))
+        built.append(
+            environment_class(read_settings(environment_class.Config, settings, owner=owner))
+        )
     environment = next(iter(built), None)
     if isinstance(environment, ToolEnvironment):
         with answers.doing("load.tools"):

@@ -27,6 +27,6 @@ def main(text: str) -> None:
     else:
         if job.cuts_network:
             cut_off_network()
-        environment = load_environment_class(job.factory).from_settings({})
+        environment = load_environment_class(job.factory).from_settings(job.settings)
         asyncio.run(_PLAYS[job.kind](environment, job.num_examples, answers))
     answers.close()

@@ -72,7 +72,7 @@ def run_reward(job: Job, answers: Answers) -> None:
     if job.cuts_network:
         cut_off_network()
         guard.watch_play()
-    environment = load_environment_class(job.factory).from_settings({})
+    environment = load_environment_class(job.factory).from_settings(job.settings)
     own = next(iter(job.own_folders()), "")
     asyncio.run(check_rewards(environment, job.num_examples, answers, own_folder=own))
     for attempt in guard.seen("network", "play"):

@@ -6,10 +6,11 @@ the release is appended to the registry, only after every check has passed.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -82,6 +83,8 @@ class PushOptions:
     """Dependencies that may be built from source if this Python does not have them."""
     fixture_rows: bool = False
     """Whether it is validated on the project's fixture rows instead of its datasets."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of the environment to validate it with; a release records none of them."""
     new_name_ok: bool = False
     allow_no_git: bool = False
     attest: AttestMode = AttestMode.AUTO
@@ -170,7 +173,9 @@ def _prepare(
     ).changed(source=source)
     options.progress("validating   loading it and playing it with scripted answers")
     report = validate_project(
-        copy, ValidationOptions(fixture_rows=options.fixture_rows), interpreter=interpreter
+        copy,
+        ValidationOptions(fixture_rows=options.fixture_rows, settings=options.settings),
+        interpreter=interpreter,
     )
     options.progress(f"validation   {_summary(report)}")
     if found := evidence_text(report):

@@ -1,8 +1,8 @@
 """The levels that run the environment's code: their probe processes, and the findings."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from telescope_core.base.secret_names import require_own_secrets, secrets_line, shown_name
@@ -32,6 +32,8 @@ class Trial:
     place: ProbePlace
     factory: str
     num_examples: int
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings to build it with; the others have their defaults."""
     network: str = "none"
     """Network access that it declares."""
     secrets: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ def run_probes(
     cuts_network, size = trial.network == "none", trial.num_examples
     for kind, seed in probes:
         job = make_job(trial.place, kind, trial.factory, size, cuts_network=cuts_network)
-        job = replace(job, has_secrets=has_secrets)
+        job = replace(job, has_secrets=has_secrets, settings=dict(trial.settings))
         limit_s = _LIMITS_S[kind]
         tasks.append(Task(job=job, hash_seed=seed, environ=trial.environ, limit_s=limit_s))
     return run_together(trial.place, tasks)

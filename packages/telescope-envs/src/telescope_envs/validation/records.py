@@ -17,6 +17,8 @@ FORMAT_VERSION = 1
 EXAMPLES_FROM = "examples_from"
 """Fact with the source of examples, if it is not the declared one."""
 FIXTURE_ROWS = "fixture rows"
+SETTINGS = "settings"
+"""Fact with the given settings of the environment as JSON, without secrets."""
 
 
 class Level(StrEnum):

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from telescope_envs.validation.policy import CHECKS
-from telescope_envs.validation.records import CheckResult, Level, Outcome, Report
+from telescope_envs.validation.records import SETTINGS, CheckResult, Level, Outcome, Report
 
 WIDTH = 80
 _FACTS = {
@@ -77,8 +77,9 @@ def _name(report: Report) -> str:
 
 def _about(report: Report) -> str:
     checked_on = f"checked on {report.checked_on}, " if report.checked_on else ""
+    given = f"settings {report.facts[SETTINGS]}, " if SETTINGS in report.facts else ""
     return (
-        f"{checked_on}policy {report.policy}, levels up to {report.level}, "
+        f"{checked_on}{given}policy {report.policy}, levels up to {report.level}, "
         f"{report.num_examples} examples of each split, Python {report.python}, "
         f"report {report.sha256[:12]}"
     )

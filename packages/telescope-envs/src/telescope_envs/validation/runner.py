@@ -5,14 +5,15 @@ in other modules, and policy.py has the severity of each. `check_grader` is `tel
 check-grader`, which finds answers close to the right one that the grader accepts.
 """
 
+import json
 import platform
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_core.base.protocols import EnvironmentPlace
+from telescope_core.base.secret_names import without_secrets
 from telescope_core.finding.schemes import adapted
 from telescope_core.probes.completions import GOLD
 from telescope_core.probes.near_gold import NEAR_GOLD
@@ -44,6 +46,7 @@ from telescope_envs.validation.processes import Subject, prepare_place
 from telescope_envs.validation.records import (
     EXAMPLES_FROM,
     FIXTURE_ROWS,
+    SETTINGS,
     Level,
     Outcome,
     Report,
@@ -71,6 +74,9 @@ class ValidationOptions:
     fixture_rows: bool = False
     """Whether datasets of the Hub are replaced by the rows in the project's folder fixture-rows, of
     which the report tells."""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of the environment to check it with, such as the address of a judge, of which the
+    report tells. The others have their defaults."""
     progress: Progress = silent
     """Called with each step."""
 
@@ -151,6 +157,8 @@ def installed_subject(name: str) -> Subject:
 def validate(subject: Subject, options: ValidationOptions = _DEFAULTS) -> Report:
     """Validate a project, a wheel or an installation; all errors are in the report."""
     findings = Findings()
+    if options.settings:
+        findings.facts[SETTINGS] = json.dumps(without_secrets(options.settings), sort_keys=True)
     asked = LEVELS[: LEVELS.index(options.level) + 1]
     options.progress(f"{subject.label}: static checks")
     started_s = time.monotonic()
@@ -202,6 +210,7 @@ def trials(
                 place=replace(place, environ=environ),
                 factory=subject.factory,
                 num_examples=options.num_examples,
+                settings=options.settings,
                 recorded=subject.secrets,
                 tell=options.progress,
             )
