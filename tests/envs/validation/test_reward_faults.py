@@ -282,6 +282,20 @@ def test_each_planted_fault_is_found_by_its_check(try_out, fault):
         assert found == wanted
 
 
+class RaisesAlways(Sums):
+    @reward
+    def correct(self, rollout, example):
+        raise ValueError("no judge")
+
+
+def test_without_any_reward_nothing_passes_that_is_about_rewards(try_out):
+    tried = try_out("reward", RaisesAlways)
+    assert tried.found == ["reward.plays"]
+    names = ("range", "floor", "near_gold", "deterministic", "concurrency", "loop", "deadline")
+    outcomes = {name: tried.results[f"reward.{name}"].outcome for name in names}
+    assert set(outcomes.values()) == {Outcome.NOT_RUN}, outcomes
+
+
 def test_group_rewards_follow_their_rollouts_in_any_order(try_out):
     assert "reward.deterministic" in try_out("reward", RewardsTheFirstPlace).found
     assert try_out("reward", ComparesItsGroup).found == []

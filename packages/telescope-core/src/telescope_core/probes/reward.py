@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import quantiles
+from typing import Literal
 
 from telescope_core.base.process_facts import resident_bytes
 from telescope_core.base.scripted import ScriptedClient
@@ -127,8 +128,8 @@ async def check_rewards(
         watch.stop()
         clock.stop()
         return
-    is_whole = await _play_and_judge(environment, asked, meter, answers)
-    if is_whole:
+    extent = await _play_and_judge(environment, asked, meter, answers)
+    if extent == "whole":
         answers.stage("reward.deadline")
         await _check_deadline(environment, asked[0], answers)
     watch.stop()
@@ -137,14 +138,18 @@ async def check_rewards(
         answers.found(
             "reward.loop", f"{block.culprit} blocked the loop for {block.duration_s * 1000:.0f} ms"
         )
-    answers.passed("reward.loop")
+    if extent != "unscored":
+        answers.passed("reward.loop")
     await environment.close()
 
 
 async def _play_and_judge(
     environment: Environment, asked: Sequence[ShownExample], meter: Meter, answers: Answers
-) -> bool:
-    """Play and judge everything; returns False if a rollout had to be ended early."""
+) -> Literal["whole", "cut", "unscored"]:
+    """Play and judge everything.
+
+    Returns `cut` if a rollout had to be ended early, and `unscored` if none has a reward.
+    """
     declared = Range(
         low=environment.reward_min,
         high=environment.reward_max,
@@ -161,15 +166,21 @@ async def _play_and_judge(
     judge_junk(first, declared, answers)
     junk = [check for check in CHECKED if check not in _LATER]
     require_enough(tries, first, junk, answers)
+    is_cut = any(one.cut is not None for one in first)
+    if not is_cut and all(one.reward is None for one in first):
+        # Rollouts that all fail alike would pass for stable, prompt and of sound rewards.
+        for check in ("reward.range", *_LATER):
+            answers.not_run(check, "no rollout could be scored")
+        return "unscored"
     near: list[Played] = []
-    if not any(one.cut is not None for one in first):
+    if not is_cut:
         answers.stage("reward.near_gold")
         near = await judge_near_gold(environment, asked, meter, answers)
         judge_failures(near, answers)
     if any(one.cut is not None for one in (*first, *near)):
         for check in _LATER[1 if near else 0 :]:
             answers.inconclusive(check, "a rollout before it had to be ended")
-        return False
+        return "cut"
     answers.stage("reward.deterministic")
     by_key = {one.attempt.key: one for one in first}
     repeated = _again(tries)
@@ -195,7 +206,7 @@ async def _play_and_judge(
     _measure(first, at_once, span.wall_s, answers)
     judge_same("reward.concurrency", by_key, at_once, "among 64 at once", answers)
     require_enough(several, at_once, ["reward.concurrency"], answers)
-    return True
+    return "whole"
 
 
 async def _check_groups(
