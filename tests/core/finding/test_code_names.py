@@ -89,6 +89,23 @@ async def test_a_file_in_a_package_is_imported_as_a_part_of_it(folder: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from hedge1 import Hedge1 as It",
+        "from hedge1 import Hedge1\nIt = Hedge1",
+        "from hedge1 import *\nfrom hedge1 import Hedge1\nglobals().update(It=Hedge1)",
+        "import hedge1\nif hedge1:\n    class It(hedge1.Hedge1):\n        pass",
+        "try:\n    from nowhere import It\nexcept ImportError:\n    from hedge1 import Hedge1 as It",
+    ],
+)
+def test_a_class_may_be_bound_in_any_way_at_the_top_of_a_file(folder, code) -> None:
+    (folder / "mazes_again.py").write_text(code)
+    assert locate_environment("mazes_again.py:It").factory == "mazes_again:It"
+    with pytest.raises(EnvironmentLoadError, match="the class is missing"):
+        locate_environment("mazes_again.py")
+
+
 async def test_a_file_is_played_by_a_process_of_its_own_too(folder: Path) -> None:
     write(folder, 3)
     reward = await reward_of("hedge3.py:Hedge3", "process")

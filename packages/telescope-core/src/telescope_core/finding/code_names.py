@@ -48,8 +48,10 @@ def location_of_file(name: str) -> EnvironmentLocation:
             f"{name}: expected file.py:Class, but there is no file {path} in {Path.cwd()}"
             f"{_meant(str(path), beside)}"
         )
-    classes = _classes_of(path)
-    if class_name not in classes:
+    bound = _bound_names_of(path)
+    # Whether an imported or assigned name is a class shows when it is loaded.
+    if not class_name or not {class_name, _ANY} & bound.keys():
+        classes = [one for one, is_class in bound.items() if is_class] or [*bound]
         listed = ", ".join(f"{given}:{one}" for one in classes) or "no class"
         what = f"{class_name!r} is not in it" if class_name else "the class is missing"
         raise EnvironmentLoadError(
@@ -66,15 +68,38 @@ def location_of_file(name: str) -> EnvironmentLocation:
     )
 
 
-def _classes_of(path: Path) -> list[str]:
-    """Return the names of the top-level classes in a file, without running it."""
+_ANY = "*"
+"""What `from module import *` binds."""
+
+
+def _bound_names_of(path: Path) -> dict[str, bool]:
+    """Return each name that may be bound at the top level of a file, without running it.
+
+    The value is whether the name is that of a class which is written in the file.
+    """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
         raise EnvironmentLoadError(f"{path}, line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError) as error:
         raise EnvironmentLoadError(f"{path} cannot be read as Python: {error}") from None
-    return [one.name for one in tree.body if isinstance(one, ast.ClassDef)]
+    bound: dict[str, bool] = {}
+    pending: list[ast.AST] = [*reversed(tree.body)]
+    while pending:
+        one = pending.pop()
+        match one:
+            case ast.ClassDef(name=name):
+                bound[name] = True
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                for alias in names:
+                    bound.setdefault(alias.asname or alias.name.partition(".")[0], False)
+            case ast.Name(id=name, ctx=ast.Store()):
+                bound.setdefault(name, False)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                pass  # What is bound inside is not bound in the file.
+            case _:
+                pending += reversed([*ast.iter_child_nodes(one)])
+    return bound
 
 
 def _module_of(path: Path) -> tuple[str, Path]:
