@@ -14,6 +14,7 @@ from telescope_core import (
     reward,
     stop,
 )
+from telescope_core.environments.outcomes import finite
 from telescope_core.types import RolloutStatus
 
 
@@ -145,7 +146,23 @@ async def test_a_stop_method_says_yes_or_no(value, turns):
     assert (rollout.error, len(rollout.turns)) == (None, turns)
 
 
-@pytest.mark.parametrize("value", ["no", 0, [], "yes"])
+class Array(LikeNumpy):
+    """An array with one element, of which numpy makes a number with a warning at most."""
+
+    ndim = 1
+
+    def __float__(self):
+        return 1.0
+
+    def __repr__(self):
+        return "array([1.])"
+
+
+def test_an_array_of_one_is_no_number():
+    assert finite(Array()) is None
+
+
+@pytest.mark.parametrize("value", ["no", 0, [], "yes", Array()])
 async def test_a_stop_method_that_says_anything_else_fails_the_rollout(value):
     rollout = await play(stops_with(value))
     assert rollout.reward is None

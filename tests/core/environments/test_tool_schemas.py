@@ -148,6 +148,16 @@ PAINT_SCHEMA = {
 }
 
 
+async def test_an_episode_needs_no_type_as_in_hooks():
+    def look(episode):
+        """Look around."""
+        return f"seen by {episode}"
+
+    made = tool_from(look)
+    assert parameters(look).get("properties", {}) == {}
+    assert await made.run("{}", "the rollout") == "seen by the rollout"
+
+
 def test_a_schema_comes_from_signature_and_docstring():
     assert tool_from(paint).schema == PAINT_SCHEMA
 

@@ -56,7 +56,7 @@ def stop_reason_of(value: object, *, play: Callable[..., Any], episode: Episode[
 
 def as_truth(value: object, *, method: Callable[..., Any]) -> bool:
     """Return the result of a `@stop` method as a boolean; raises for text, a number or a list."""
-    plain: Any = getattr(value, "item", lambda: value)()
+    plain: Any = value if _has_axes(value) else getattr(value, "item", lambda: value)()
     if plain is None or isinstance(plain, bool):
         return bool(plain)
     raise EnvironmentLoadError(
@@ -90,13 +90,20 @@ def as_floats(metrics: object, *, where: Callable[[], str]) -> dict[str, float]:
 def finite(value: object) -> float | None:
     """Return a number of any type as a float; None if it is no number or not finite."""
     # The check of a protocol takes longer than everything else here.
-    if not isinstance(value, float | int) and not isinstance(value, SupportsFloat):
+    if not isinstance(value, float | int) and (
+        not isinstance(value, SupportsFloat) or _has_axes(value)
+    ):
         return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _has_axes(value: object) -> bool:
+    """Whether this is an array, which is no single value even if it has one element."""
+    return bool(getattr(value, "ndim", 0))
 
 
 def as_named_texts(value: object, *, method: Callable[..., Any]) -> dict[str, str]:

@@ -114,8 +114,8 @@ def tool_from(function: ToolFunction, threads: DaemonThreads | None = None) -> T
     """Make a tool of `function`; the model sees its name, docstring and typed parameters.
 
     The docstring's first paragraph describes the tool. An `Args:` section or `Annotated` types
-    describe its parameters. A parameter of type Episode is hidden from the model and gets the
-    rollout's episode. Sync functions run in `threads`.
+    describe its parameters. A parameter of type Episode, or named `episode` without a type, is
+    hidden from the model and gets the rollout's episode. Sync functions run in `threads`.
     """
     name = getattr(function, "__name__", "")
     place = _place(function)
@@ -297,6 +297,9 @@ def _parameters(
                 f"{place}: tool {name} takes {parameter.name} by position only, but tool calls "
                 "pass arguments by name; remove the /"
             )
+        if parameter.name not in hints and parameter.name == "episode":
+            hidden.append(parameter.name)  # as in hooks, where it needs no type either
+            continue
         if parameter.name not in hints:
             raise EnvironmentLoadError(
                 f"{place}: parameter {parameter.name} of tool {name} has no type; annotate it, "
