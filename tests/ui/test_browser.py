@@ -65,6 +65,18 @@ def test_from_a_metric_to_the_server_and_the_moment_in_four_clicks(page, ui):
     page.until("document.querySelectorAll('.token.is-sampled').length > 0")
 
 
+def test_shares_under_a_curve_say_what_was_counted_and_link_to_just_that(page, ui):
+    show(page, ui, "/runs/first")
+    told = page.evaluate("document.querySelector('.under-chart').innerText")
+    assert "In the newest 3 steps, " in told
+    assert "of groups have a signal, and " in told
+    assert told.endswith("of rollouts were cut.")
+    links = page.evaluate("[...document.querySelectorAll('.under-chart a')].map(one => one.search)")
+    assert "group=signal" in links[0]
+    assert "truncated=true" in links[1]
+    assert all("step_from=1" in link for link in links)
+
+
 def test_what_a_model_wrote_stays_text(page, ui):
     address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
     for view in ("conversation", "tokens", "record"):

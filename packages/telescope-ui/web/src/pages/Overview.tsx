@@ -11,7 +11,7 @@ import { Table } from "../components/Table.tsx";
 import { Findings, VerdictLine } from "../components/Verdict.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatIso, formatNumber, formatSeconds, formatShare, isShare } from "../lib/format.ts";
+import { formatByName, formatIso, formatNumber, formatSeconds, formatShare, isShare, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import { extent } from "../lib/scales.ts";
@@ -21,6 +21,8 @@ import { isZoomed, placeOf, seriesOf, viewOf, zoomed, type View } from "../lib/v
 const PARTS = ["metrics", "rollouts", "evals", "restarts", "checkpoints", "state", "summary"];
 /** Environments that have a chart each; of more there is a table. */
 const MOST_CHARTS = 6;
+/** Steps whose groups and rollouts are counted for the shares of an environment, as the server counts them. */
+const NEWEST_STEPS = 10;
 
 export function Overview({ address, query, run }: PageProps) {
   const loaded = useData<OverviewPage>(address, run, PARTS);
@@ -184,12 +186,13 @@ function Environments({ data, drawn }: { data: OverviewPage; drawn: Drawn }) {
               {one.signal !== null && (
                 <>
                   {" "}
-                  <Rollouts data={data} query={{ environment: one.environment, group: "mixed" }}>
+                  In the newest {plural(Math.min(NEWEST_STEPS, data.identity.step ?? NEWEST_STEPS), "step")},{" "}
+                  <Rollouts data={data} query={{ environment: one.environment, group: "signal" }}>
                     {formatShare(one.signal)} of groups
                   </Rollouts>{" "}
-                  have a signal,{" "}
+                  have a signal, and{" "}
                   <Rollouts data={data} query={{ environment: one.environment, truncated: true }}>
-                    {formatShare(one.truncated)}
+                    {formatShare(one.truncated)} of rollouts
                   </Rollouts>{" "}
                   were cut.
                 </>
@@ -212,14 +215,14 @@ function changeOf(one: RewardCourse): string {
 
 /** A link to some of the newest rollouts. */
 function Rollouts({ data, query, children }: { data: OverviewPage; query: Record<string, string | boolean>; children: preact.ComponentChildren }) {
-  const since = Math.max(1, (data.identity.step ?? 0) - 9);
+  const since = Math.max(1, (data.identity.step ?? 0) - NEWEST_STEPS + 1);
   return <Link to={withQuery(ofRun(data.run.key, "rollouts"), { ...query, step_from: since })}>{children}</Link>;
 }
 
 function EnvironmentTable({ data }: { data: OverviewPage }) {
   return (
     <Table
-      caption="Reward of each environment"
+      caption={`Reward of each environment; shares of the newest ${NEWEST_STEPS} steps`}
       rows={data.rewards}
       keyOf={(row) => row.environment}
       columns={[
@@ -233,7 +236,7 @@ function EnvironmentTable({ data }: { data: OverviewPage }) {
           cell: (row) => (row.first === null || row.last === null ? "-" : formatNumber(row.last - row.first, 3)),
         },
         { name: "Groups with a signal", isNumber: true, cell: (row) => formatShare(row.signal) },
-        { name: "Cut", isNumber: true, cell: (row) => formatShare(row.truncated) },
+        { name: "Rollouts cut", isNumber: true, cell: (row) => formatShare(row.truncated) },
       ]}
     />
   );
