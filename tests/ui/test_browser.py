@@ -77,6 +77,33 @@ def test_shares_under_a_curve_say_what_was_counted_and_link_to_just_that(page, u
     assert all("step_from=1" in link for link in links)
 
 
+def test_answers_tags_and_refusals_keep_their_lines_and_long_words_stay_within_the_page(
+    tmp_path, page
+):
+    run = RunFolder.create(tmp_path / "runs" / "lines", config={})
+    lines, long = "one\n  two\nthree", "x" * 3000
+    said = Message(role="assistant", content="no", refusal=lines)
+    whole = replace(
+        row(1, 0, 0),
+        messages=(said,),
+        golden_answers={"text": lines, "long": long},
+        tags={"text": lines, "long": long},
+    )
+    run.write_rollouts(1, [whole])
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        ui.get("/runs/lines/rollouts")
+        for address in ("/runs/lines/rollouts/1.0/0/1", "/runs/lines/groups/1.0"):
+            show(page, ui, address)
+            assert not page.evaluate(IS_WIDER_THAN_THE_WINDOW), address
+            assert lines in page.text()
+        show(page, ui, "/runs/lines/rollouts/1.0/0/1")
+        assert f"Refused: {lines}" in page.text()
+        assert f"Tags: text={lines}, long=" in page.text()
+        assert f"text: {lines}\n" in page.text()
+        page.open("about:blank")
+
+
 def test_what_a_model_wrote_stays_text(page, ui):
     address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
     for view in ("conversation", "tokens", "record"):

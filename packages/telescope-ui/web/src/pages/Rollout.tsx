@@ -134,7 +134,7 @@ function Outcome({ row }: { row: RolloutRow }) {
         ]}
       />
       {row.error && <p class="trouble">{visible(row.error)}</p>}
-      {!row.error && row.status_reason && <p class="note">Why it is {row.status}: {visible(reasonOf(row.status_reason))}</p>}
+      {!row.error && row.status_reason && <p class="note lines">Why it is {row.status}: {visible(reasonOf(row.status_reason))}</p>}
     </>
   );
 }
@@ -257,7 +257,7 @@ function Aside({ data }: { data: RolloutPage }) {
       {answers.map(([name, value]) => (
         <p key={name}>
           <span class="faint">{name}: </span>
-          <code>{visible(formatCell(value))}</code>
+          <code class="lines">{visible(formatCell(value))}</code>
         </p>
       ))}
       {row.info.length > 0 && <h2>What graders and tools told</h2>}
@@ -271,7 +271,7 @@ function Aside({ data }: { data: RolloutPage }) {
         </details>
       ))}
       {Object.keys(row.tags ?? {}).length > 0 && (
-        <p class="note">
+        <p class="note lines">
           Tags:{" "}
           {Object.entries(row.tags)
             .map(([name, value]) => `${name}=${value}`)
