@@ -1,6 +1,7 @@
 """Every page in a real Chromium: without errors, by keys and clicks, small, dark and exported."""
 
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from tests.chromium import browser
@@ -101,6 +102,31 @@ def test_answers_tags_and_refusals_keep_their_lines_and_long_words_stay_within_t
         assert f"Refused: {lines}" in page.text()
         assert f"Tags: text={lines}, long=" in page.text()
         assert f"text: {lines}\n" in page.text()
+        page.open("about:blank")
+
+
+def test_hidden_characters_of_names_are_shown_wherever_a_name_stands(tmp_path, page):
+    run = RunFolder.create(tmp_path / "runs" / "hidden", config={})
+    odd, shown = "a\u202eb\x1bc", "a<U+202E>b<U+001B>c"
+    whole = replace(
+        row(1, 0, 0),
+        environment=odd,
+        rewards={odd: 1.0},
+        metrics={odd: 1.0},
+        tags={odd: odd},
+        golden_answers={odd: odd},
+    )
+    run.write_rollouts(1, [whole])
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        address = ui.get("/runs/hidden/rollouts?limit=1")["columns"]["address"][0]
+        asked = "?ui.distribution=" + quote(f"tags/{odd}")
+        for one in (address, f"/runs/hidden/rollouts{asked}", "/runs/hidden/groups/1.0"):
+            show(page, ui, one)
+            assert shown in page.text()
+            assert not page.evaluate("/[\\u202e\\x1b]/.test(document.body.innerText)"), one
+        show(page, ui, f"/runs/hidden/rollouts{asked}")
+        assert page.evaluate("document.querySelector('.tools select').value") == f"tags/{odd}"
         page.open("about:blank")
 
 

@@ -9,6 +9,7 @@ import { useData } from "./lib/data.ts";
 import { retry, useConnection } from "./lib/live.ts";
 import { exported, href, useAddress } from "./lib/router.ts";
 import { useTheme } from "./lib/theme.ts";
+import { visible } from "./lib/visible.ts";
 import { Compare } from "./pages/Compare.tsx";
 import { Config } from "./pages/Config.tsx";
 import { Difference } from "./pages/Difference.tsx";
@@ -65,7 +66,7 @@ export function App() {
   const Page = chosen(parsed);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
-    document.title = [...parsed.parts.slice(key ? 1 : 0), "Telescope"].join(" - ");
+    document.title = visible([...parsed.parts.slice(key ? 1 : 0), "Telescope"].join(" - "));
   }, [parsed.path]);
   return (
     <>

@@ -4,6 +4,7 @@ import type { Look } from "./colors.ts";
 import { linear, timeTicks, type Scale } from "./scales.ts";
 import type { TimelinePage, TimelineRow } from "./machineTypes.ts";
 import { formatTick } from "./format.ts";
+import { visible } from "./visible.ts";
 
 export const RULER = 24;
 const LABEL = 15;
@@ -143,10 +144,10 @@ function drawRow(painter: Painter, drawn: Drawn, placed: PlacedRow, x: Scale): v
     // A name is not to be read over lines, and says more than they do.
     if (height < 10 || shown <= 34) drawPattern(painter, look, Math.max(left, 0), top - scroll, Math.min(left + wide, width), height);
     else {
-      painter.text(Math.max(left, 0) + 3, top - scroll + 9, name[at] ?? "", "--ground", shown - 6);
+      painter.text(Math.max(left, 0) + 3, top - scroll + 9, visible(name[at] ?? ""), "--ground", shown - 6);
     }
   }
-  painter.text(4, placed.top - scroll + 11, row.label, "--text");
+  painter.text(4, placed.top - scroll + 11, visible(row.label), "--text");
 }
 
 const PATTERN_PIXELS = 5;
