@@ -66,6 +66,12 @@ def test_every_verb_that_is_present_can_be_loaded(telescope):
             assert "Usage: telescope" in out
 
 
+def test_the_help_fits_a_terminal_of_80_columns(telescope, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = telescope("--help")
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
 def test_a_verb_without_its_code_is_not_shown(telescope, monkeypatch):
     ghost = cli.Verb(".ghost:run", "Not there.")
     monkeypatch.setitem(cli.VERBS, "ghost", ghost)

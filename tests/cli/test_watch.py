@@ -161,6 +161,23 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     assert "The run was interrupted at step 3" in text
 
 
+def test_the_end_is_wrapped_between_words_for_a_person_and_whole_for_a_program(
+    folder: RunFolder, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "the disk is full " * 8
+    info = json.loads((folder.path / "run.json").read_text())
+    write_json(folder.path / "run.json", {**info, "state": "failed", "reason": reason.strip()})
+    _, text = run(capsys, "demo")
+    assert reason.strip() in text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _, text = run(capsys, "demo")
+    end = text[text.index("run demo failed") :].splitlines()
+    assert len(end) > 2
+    assert all(len(line) <= 80 for line in end)
+    assert reason.strip() in " ".join(end)
+
+
 def test_a_run_whose_folder_has_another_name_is_told_with_it(folder: RunFolder, capsys):
     folder.fail("the disk is full")
     folder.path.rename(folder.path.with_name("other"))

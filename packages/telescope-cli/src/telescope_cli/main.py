@@ -103,7 +103,7 @@ EPILOG = """Examples:
 
   telescope env install math-reasoning countdown
 
-  telescope eval math-reasoning --model ./my-model --examples 64 --rollouts 8 --k 1,4
+  telescope eval math-reasoning --model ./my-model --rollouts 8 --k 1,4
 
   telescope train run.toml --dry-run
 

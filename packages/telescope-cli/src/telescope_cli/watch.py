@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from telescope_core.base.errors import ConfigError, unknown_name
-from telescope_core.base.terminal import escaped
+from telescope_core.base.terminal import escaped, report_width
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
 from telescope_core.records.files import is_of_step, record_from
@@ -171,7 +173,11 @@ def _on_screen(folder: RunFolder) -> RunState:
         is_own = info.name == folder.path.resolve().name
         name = info.name if is_own else f"{info.name} ({folder.path})"
         ended = f"run {name} {info.observed_state} after step {folder.last_step()}{why}"
-        typer.echo(escaped(f"{ended}\n{verdict.text}"))
+        # A line that a program reads stays whole.
+        width = report_width() if sys.stdout.isatty() else 0
+        for line in (ended, verdict.text):
+            whole = escaped(line)
+            typer.echo(textwrap.fill(whole, width, break_on_hyphens=False) if width else whole)
     return info.observed_state
 
 
