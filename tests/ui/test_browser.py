@@ -130,6 +130,40 @@ def test_hidden_characters_of_names_are_shown_wherever_a_name_stands(tmp_path, p
         page.open("about:blank")
 
 
+def test_back_and_forward_come_to_where_a_page_was_left(page, ui):
+    page.resize(1280, 500)
+    try:
+        show(page, ui, "/runs/first/rollouts")
+        page.evaluate("scrollTo(0, 700)")
+        page.evaluate(f"[...document.querySelectorAll('{FIRST_ROLLOUT}')].at(-1).click()")
+        page.until(f"!location.pathname.endsWith('/rollouts') && {SETTLED}")
+        assert page.evaluate("scrollY") == 0
+        page.evaluate("scrollTo(0, 60)")
+        page.evaluate("history.back()")
+        page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY >= 700")
+        page.evaluate("history.forward()")
+        page.until(f"!location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY === 60")
+        page.evaluate("history.back()")
+        page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY >= 700")
+        page.evaluate("location.reload()")
+        page.until("performance.getEntriesByType('navigation')[0]?.type === 'reload'")
+        page.until(SETTLED)
+        page.until(f"{SETTLED} && scrollY >= 700")
+        # A reader who scrolls meanwhile is not taken back.
+        page.evaluate("history.forward()")
+        page.until(f"!location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY === 60")
+        page.evaluate(
+            "addEventListener('popstate', () => { scrollTo(0, 0); "
+            "dispatchEvent(new WheelEvent('wheel')); }, { once: true }); history.back()"
+        )
+        page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED}")
+        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        page.call("Runtime.evaluate", expression=frames, awaitPromise=True)
+        assert page.evaluate("scrollY") == 0
+    finally:
+        page.resize(1280, 900)
+
+
 def test_what_a_model_wrote_stays_text(page, ui):
     address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
     for view in ("conversation", "tokens", "record"):

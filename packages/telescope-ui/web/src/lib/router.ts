@@ -1,6 +1,7 @@
 /** Where the page is: in the path of a server, or behind # in an export. */
 
 import { useEffect, useState } from "preact/hooks";
+import { leave, newEntry } from "./places.ts";
 
 export interface Export {
   format: number;
@@ -38,8 +39,10 @@ const listeners = new Set<() => void>();
 
 export function go(address: string, how: "push" | "replace" = "push"): void {
   const target = exported() ? href(address) : address;
-  if (how === "push") history.pushState(null, "", target);
-  else history.replaceState(null, "", target);
+  if (how === "push") {
+    leave();
+    history.pushState(newEntry(), "", target);
+  } else history.replaceState(history.state, "", target);
   for (const listener of listeners) listener();
 }
 
