@@ -50,6 +50,11 @@ test("numbers are short and none is hidden", () => {
   for (const [value, text] of cases) assert.equal(formatNumber(value), text);
   assert.equal(formatSeconds(0.0021), "2.1 ms");
   assert.equal(formatSeconds(3725), "1 h 2 min");
+  // A value that is rounded up to the next unit is told in it.
+  assert.deepEqual([0.9996, -0.9996, 0.0009999, 119.96, 999.96e-6].map(formatSeconds), ["1 s", "-1 s", "1 ms", "2 min 0 s", "1 ms"]);
+  assert.deepEqual([999.96, -999.96, 999.94].map((value) => formatNumber(value)), ["1,000", "-1,000", "999.9"]);
+  assert.equal(formatNumber(999.6, 3), "1,000");
+  assert.equal(formatBytes(2 ** 20 - 1), "1 MiB");
   assert.equal(formatBytes(3 * 2 ** 30), "3 GiB");
   assert.equal(formatByName("gpu/used_share", 0.25), "25%");
   assert.equal(formatByName("network/sent_bytes_per_s", 2048), "2 KiB/s");

@@ -11,6 +11,7 @@ export function formatNumber(value: Known, digits = 4): string {
   if (size >= 1e6 || size < 1e-4) return value.toExponential(Math.max(0, digits - 2));
   if (size >= 1000) return grouped(Math.round(value * 10) / 10);
   const text = value.toPrecision(digits);
+  if (Math.abs(Number(text)) >= 1000) return grouped(Number(text));
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
@@ -24,7 +25,8 @@ export function formatShare(value: Known): string {
 
 export function formatSeconds(value: Known): string {
   if (value === null || value === undefined) return "-";
-  const size = Math.abs(value);
+  // The unit is that of what is shown: 0.9996 s are 1 s, not 1,000 ms.
+  const size = Math.abs(value) < 120 ? Math.abs(Number(value.toPrecision(3))) : Math.abs(value);
   if (size === 0) return "0 s";
   if (size < 1e-3) return `${formatNumber(value * 1e6, 3)} us`;
   if (size < 1) return `${formatNumber(value * 1e3, 3)} ms`;
@@ -43,7 +45,7 @@ export function formatBytes(value: Known): string {
   if (value === null || value === undefined) return "-";
   let size = value;
   let unit = 0;
-  while (Math.abs(size) >= 1024 && unit < BYTES.length - 1) {
+  while (Math.round(Math.abs(size) * 10) / 10 >= 1024 && unit < BYTES.length - 1) {
     size /= 1024;
     unit++;
   }
