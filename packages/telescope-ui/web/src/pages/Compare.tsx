@@ -110,7 +110,8 @@ function Settings({ data }: { data: ComparePage }) {
         </details>
       )}
       <p class="note">
-        {plural(data.num_equal_settings, "other setting")} {data.num_equal_settings === 1 ? "is" : "are"} the same. <code>telescope compare</code> pairs the rewards of training of two runs step by
+        {plural(data.num_equal_settings, "other setting")} {data.num_equal_settings === 1 ? "is" : "are"} the same.{" "}
+        <code>telescope compare</code> pairs the rewards of training of two runs step by
         step, too.
       </p>
     </>
