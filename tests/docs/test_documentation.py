@@ -85,6 +85,10 @@ THREE_NODES = (
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope env validate . --examples 2 --env.judge.base_url http://127.0.0.1:8001/v1 "
+    "--env.judge.model grader": (
+        "tests/envs/cli/test_validate.py::test_settings_of_the_environment_are_given_as_for_an_eval"
+    ),
     "telescope eval ./nim.py:Nim --base-url http://127.0.0.1:8000/v1 "
     "--env.opponents.others.base_url http://127.0.0.1:8100/v1": (
         "tests/cli/test_eval.py::test_a_match_is_played_against_a_model_at_another_endpoint"
