@@ -36,7 +36,10 @@ def folder(tmp_path_factory):
                     Message(role="assistant", content="Let me think about it, and"),
                 ),
             )
-            run.write_rollouts(step, [replace(one, index=index) for index in range(4)])
+            # Equal rewards have no advantage.
+            run.write_rollouts(
+                step, [replace(one, index=index, advantage=0.0) for index in range(4)]
+            )
             run.log_metrics(
                 {
                     **{"step": step, "version": step, "time_s": BEGAN_S + STEP_S * step},
