@@ -542,10 +542,7 @@ def _openai_client(settings: ModelSettings, episode: Episode[Any]) -> Any:
             request = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
             refusal = httpx.Response(400, text=text, request=request)
             raise openai.BadRequestError(text, response=refusal, body=None) from error
-        reply = reply_json(said, model=model)
-        if not said.is_counted:
-            reply["usage"] = None
-        return types.ChatCompletion.model_validate(reply)
+        return types.ChatCompletion.model_validate(reply_json(said, model=model))
 
     return SimpleNamespace(
         chat=SimpleNamespace(completions=SimpleNamespace(create=create)), base_url=""
