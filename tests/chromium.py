@@ -65,10 +65,18 @@ class Browser:
     def open(self, url: str) -> None:
         """Go to `url` and wait until all of it is loaded."""
         self.call("Page.navigate", url=url)
-        self.wait_for_load()
+        self._wait_for_load()
 
-    def wait_for_load(self) -> None:
-        """Wait until the page that is being opened is loaded."""
+    def reload(self) -> None:
+        """Load the page once more, and wait until all of it is there.
+
+        A script that reloads its own page returns while the page is still the old one, so
+        that what is asked next fails when the new one takes its place.
+        """
+        self.call("Page.reload")
+        self._wait_for_load()
+
+    def _wait_for_load(self) -> None:
         self._wait(lambda found: found.get("method") == "Page.loadEventFired", "loading")
 
     def evaluate(self, expression: str) -> Any:

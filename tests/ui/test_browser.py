@@ -145,9 +145,7 @@ def test_back_and_forward_come_to_where_a_page_was_left(page, ui):
         page.until(f"!location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY === 60")
         page.evaluate("history.back()")
         page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED} && scrollY >= 700")
-        page.evaluate("location.reload()")
-        page.until("performance.getEntriesByType('navigation')[0]?.type === 'reload'")
-        page.until(SETTLED)
+        page.reload()
         page.until(f"{SETTLED} && scrollY >= 700")
         # A reader who scrolls meanwhile is not taken back.
         page.evaluate("history.forward()")
