@@ -36,6 +36,7 @@ SERVERS = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 ENVIRONMENTS = ("math", "a/b c")
 GROUP_SIZE = 4
 MARKUP = "<script>alert('x')</script><img src=x onerror=alert(1)>\x00\x1b[31m"
+TOOL = {"name": "look", "description": MARKUP, "parameters": {"type": "object"}}
 
 
 def row(step: int, group: int, index: int, *, seed: int = 0, attempt: int = 1) -> RolloutRow:
@@ -63,6 +64,7 @@ def row(step: int, group: int, index: int, *, seed: int = 0, attempt: int = 1) -
         metrics={"length": rng.random(), "tools": float(rng.randrange(3))},
         tags={"level": str(rng.randrange(3))} if rng.random() < 0.7 else {},
         golden_answers={"answer": "42"},
+        tools=({"type": "function", "function": dict(TOOL)},),
         info=(TurnInfo(turn=0, key="stdout", value="ok", kind="stdout"),),
         messages=(
             Message(role="user", content=f"What is {group} times {index}?"),

@@ -174,6 +174,15 @@ def test_what_a_model_wrote_stays_text(page, ui):
     assert shown in page.text()
 
 
+def test_the_tools_that_a_model_was_offered_are_told(page, ui):
+    address = ui.get("/runs/first/rollouts?limit=1")["columns"]["address"][0]
+    show(page, ui, address)
+    assert "The model was offered 1 tool" in page.text()
+    page.evaluate("document.querySelectorAll('.split details').forEach(one => one.open = true)")
+    assert "look" in page.text()
+    assert page.text().count(MARKUP[:20]) == 2
+
+
 HOSTILE = r"""[a](javascript:alert(1)) ![x](http://evil.example/x.png) <a href=x>y</a>
 <svg onload=alert(1)> $\href{javascript:alert(1)}{x}$ and $\text{<img src=x onerror=alert(1)>}$
 and \(\htmlClass{a}{b}\)

@@ -15,7 +15,15 @@ import pytest
 from tests.core.one_rollout import let_time_pass, wait_for_ever
 
 from telescope_cli.eval.view import count_lines
-from telescope_core import Environment, Example, Message, StopReason, reward
+from telescope_core import (
+    Environment,
+    Example,
+    Message,
+    StopReason,
+    ToolEnvironment,
+    reward,
+    tool,
+)
 from telescope_core.chat import http
 from telescope_core.chat.http import RequestLimits
 from telescope_core.evals import EvalSettings, run_eval
@@ -87,6 +95,54 @@ async def three_turns(client, model):
         said = answer.choices[0].message
         messages += [said, {"role": "user", "content": "and then?"}]
     return said.content
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look<b>", "description": "Look.", "parameters": {"type": "object"}},
+}
+
+
+async def test_the_tools_that_a_program_offered_are_in_its_record():
+    async def program(client, model):
+        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        await client.chat.completions.create(**asked, tools=[TOOL])
+        return (await client.chat.completions.create(**asked)).choices[0].message.content
+
+    async with evaluated(program, reply("one"), reply("fine")) as (_, _, row, _):
+        assert row.tools == (TOOL,)
+    assert "tools that the model was offered</span><pre>look&lt;b&gt;</pre>" in sample(
+        row, Pictures()
+    )
+
+
+class Shelf(ToolEnvironment):
+    """Offers a tool, which nobody calls."""
+
+    def examples(self, split):
+        return GeneratedSource(lambda random, index: Example(id=str(index), prompt="hi"), seed="x")
+
+    @tool
+    def take(self, name: str) -> str:
+        """Take a book."""
+        return name
+
+    @reward
+    def answered(self, rollout, example):
+        return float(rollout.completion_text == "fine")
+
+
+async def test_the_tools_of_an_environment_are_in_the_record_of_an_eval():
+    rows = []
+    async with serving(reply("fine")) as (endpoint, client), forwarding(client) as policies:
+        environment = RecordedEnvironment(
+            InProcessEnvironment(Shelf.from_settings({"tool_call_format": "native"}), name="shelf"),
+            note=print,
+        )
+        await run_eval(environment, policies, SETTINGS, on_rollout=rows.append)
+    (offered,) = endpoint.requests[0]["tools"]
+    assert rows[0].tools == (offered,)
+    assert offered["function"]["name"] == "take"
 
 
 async def test_an_agent_in_an_eval_is_recorded_as_in_training():

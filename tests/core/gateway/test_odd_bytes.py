@@ -125,8 +125,7 @@ VALUES = [
 
 
 @pytest.mark.slow
-async def test_odd_bytes_in_any_header_are_refused_as_openai_refuses(door, caplog, monkeypatch):
-    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
+async def test_odd_bytes_in_any_header_are_refused_as_openai_refuses(door, caplog):
     drawn = random.Random(0)
     values = [*VALUES, *(drawn.randbytes(drawn.randrange(1, 20)) for _ in range(10))]
     with caplog.at_level(logging.INFO):
@@ -260,7 +259,7 @@ async def test_more_messages_than_any_rollout_has_are_refused(door):
 
 @pytest.mark.slow
 async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch):
-    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
+    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 1.0)
     silent, begun, asked = [
         await asyncio.open_connection("127.0.0.1", port) for port in [door.port] * 3
     ]
@@ -276,6 +275,6 @@ async def test_connections_over_which_nothing_comes_are_closed(door, monkeypatch
 
 @pytest.mark.slow
 async def test_a_body_that_does_not_come_is_given_up(door, monkeypatch):
-    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 0.2)
+    monkeypatch.setattr(listener, "MAX_SECONDS_IDLE", 1.0)
     status, body = await answered(door, request_of(door, GOOD[:3], length=len(GOOD)))
     assert (status, body["error"]["code"]) == (408, "request_timeout")

@@ -137,6 +137,18 @@ def test_of_two_branches_the_one_that_was_sent_back_goes_on(branches, place):
     assert recorder.conversations[place][:2] == branches[place]
 
 
+def test_the_tools_of_all_requests_are_kept_each_in_its_last_form():
+    recorder = Recorder()
+    old, new, other = (
+        {"type": "function", "function": {"name": name, "description": text}}
+        for name, text in (("look", "old"), ("look", "new"), ("go", ""))
+    )
+    odd = {"type": "web_search"}
+    for offered in ([old], [new, other, odd], []):
+        recorder.answered((HI,), turn(), offered)
+    assert recorder.tools == (new, other, odd)
+
+
 def test_of_two_equal_conversations_the_latest_goes_on():
     recorder = Recorder()
     recorder.heard([HI], answer())

@@ -69,6 +69,7 @@ def a_rollout(status=RolloutStatus.KEPT, **changes):
         "messages": (asked, said),
         "turns": (turn,),
         "golden_answers": {"answer": "4"},
+        "tools": ({"type": "function", "function": {"name": "add"}},),
         "info": (TurnInfo(turn=0, key="output", value="4", kind="stdout"),),
         "status": status,
         "reward": 1.0,

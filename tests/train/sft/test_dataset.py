@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_core.errors import ConfigError
-from telescope_core.types import Message
+from telescope_core.records.files import plain
+from telescope_core.records.parquet import write_rows
+from telescope_core.records.rows import RolloutRow, row_to_json
+from telescope_core.types import Message, RolloutStatus, ToolCall
 from telescope_train.chat.supervised import render_conversations
 from telescope_train.models.tiny import character_tokenizer
 from telescope_train.sft import examples
@@ -326,6 +329,23 @@ def offering(path: Path, offered: list) -> Path:
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
+
+
+def test_rollouts_of_evals_and_of_runs_are_conversations_with_their_tools(tmp_path):
+    calls = (ToolCall(id="c", name="shell", arguments='{"command": "ls"}'),)
+    messages = (
+        Message(role="user", content="look"),
+        Message(role="assistant", content="", tool_calls=calls),
+        Message(role="tool", content="a b", tool_call_id="c"),
+        Message(role="assistant", content="two files", reasoning="a and b"),
+    )
+    about = {"step": 1, "environment": "e", "example_id": "x", "group_id": "g"}
+    row = RolloutRow(**about, index=0, status=RolloutStatus.KEPT, messages=messages, tools=(SHELL,))
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(plain(row_to_json(row))))
+    write_rows(tmp_path / "step-000001.parquet", [row])
+    for name in ("rollouts.jsonl", "step-000001.parquet"):
+        (found,) = read_conversations(config_of(tmp_path / name))
+        assert (found.messages, found.tools) == (messages, [SHELL])
 
 
 def test_tools_that_a_conversation_offers_are_shown_and_not_learned(tmp_path):

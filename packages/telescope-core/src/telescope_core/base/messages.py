@@ -13,7 +13,7 @@ from telescope_core.base.images import (
     parts_of,
     why_no_image,
 )
-from telescope_core.base.types import Image, Message, Role, ToolCall
+from telescope_core.base.types import Image, JsonValue, Message, Role, ToolCall
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names of the thinking text of a message, in servers and datasets."""
@@ -103,6 +103,15 @@ def _part(part: object) -> str | Image:
             + (f"; {why}" if (why := why_no_image(part)) else "")
         )
     return image
+
+
+def tool_name(tool: Mapping[str, JsonValue]) -> str:
+    """Return the name of a tool in OpenAI's format; its repr where it is of another form."""
+    match tool:
+        case {"function": {"name": str(name)}}:
+            return name
+        case _:
+            return repr(tool)
 
 
 def json_object(content: str | bytes) -> dict[str, Any] | None:

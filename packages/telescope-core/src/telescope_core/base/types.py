@@ -303,8 +303,8 @@ class Rollout:
     """The conversations of a program that used the rollout's endpoint: each one that does not
     continue an earlier one. Empty if no program used it."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The tools that the last turn of a gold answer was offered, in OpenAI's format, which training
-    on it has to show the model as well. Empty for rollouts of a policy."""
+    """The tools that its model calls offered, in OpenAI's format; of several with one name the
+    last. A gold answer has those of its last turn, which training on it has to show as well."""
     stop_reason: StopReason = StopReason.COMPLETED
     status: RolloutStatus = RolloutStatus.KEPT
     status_reason: str = ""

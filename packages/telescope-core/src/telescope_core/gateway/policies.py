@@ -21,13 +21,14 @@ from telescope_core.base.errors import (
     SpentTokens,
     TelescopeError,
 )
-from telescope_core.base.messages import agent_of
+from telescope_core.base.messages import agent_of, tool_name
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
 from telescope_core.base.retries import as_cancelled, as_failed, is_too_long
 from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import (
     ChatEndpoint,
     Completion,
+    JsonValue,
     Message,
     Rollout,
     RolloutStatus,
@@ -73,6 +74,7 @@ class Recorder:
         self.num_uncounted = 0
         """Requests whose tokens are not known: those without an end, and some that failed."""
         self._lost_tokens = NOTHING_SPENT
+        self._tools: dict[str, Mapping[str, JsonValue]] = {}
         self._unanswered: dict[tuple[Message, ...], TelescopeError] = {}
         self._conversations: list[list[Message]] = []
 
@@ -85,6 +87,11 @@ class Recorder:
     def lost_tokens(self) -> SpentTokens | None:
         """Tokens of requests without a usable answer; None = how many is not known."""
         return None if self.num_uncounted else self._lost_tokens
+
+    @property
+    def tools(self) -> tuple[Mapping[str, JsonValue], ...]:
+        """The tools that requests offered, in the order in which they came; see `Rollout.tools`."""
+        return tuple(self._tools.values())
 
     def lost(self, error: EndpointError) -> None:
         """Record what a request has used that ended with `error`."""
@@ -113,9 +120,10 @@ class Recorder:
             return
         self._unanswered[asked] = error
 
-    def answered(self, asked: tuple[Message, ...], turn: Turn) -> None:
-        """Record the answer to `asked`."""
+    def answered(self, asked: tuple[Message, ...], turn: Turn, tools: Tools = ()) -> None:
+        """Record the answer to `asked`, which offered `tools`."""
         self._unanswered.pop(asked, None)
+        self._tools |= {tool_name(tool): tool for tool in tools}
         self.is_out_of_context = False
         self.turns.append(replace(turn, agent=agent_of(asked)))
 
@@ -281,7 +289,7 @@ class ForwardingPolicy(RecordingPolicy):
         asked = tuple(messages)
         sampling = self._seeds.seeded(sampling)
         return await self._recorded(
-            asked, sampling, self._client.complete(asked, sampling, tools=tools)
+            asked, sampling, self._client.complete(asked, sampling, tools=tools), tools
         )
 
     async def answer(self, request: ChatRequest) -> Completion:
@@ -290,12 +298,18 @@ class ForwardingPolicy(RecordingPolicy):
         seed = fields.get("seed")
         if isinstance(seed, int):
             fields["seed"] = self._seeds.next(seed)
-        completion = await self._recorded(asked, request.sampling, self._client.request(fields))
+        asking = self._client.request(fields)
+        tools = cast(Tools, fields.get("tools") or ())
+        completion = await self._recorded(asked, request.sampling, asking, tools)
         self.recorder.heard(asked, completion)
         return completion
 
     async def _recorded(
-        self, asked: tuple[Message, ...], sampling: Sampling, asking: Awaitable[Completion]
+        self,
+        asked: tuple[Message, ...],
+        sampling: Sampling,
+        asking: Awaitable[Completion],
+        tools: Tools,
     ) -> Completion:
         started_s = time.monotonic()
         self.recorder.was_asked = True
@@ -321,7 +335,7 @@ class ForwardingPolicy(RecordingPolicy):
             ended_s=time.monotonic(),
             temperature=sampling.temperature,
         )
-        self.recorder.answered(asked, turn)
+        self.recorder.answered(asked, turn, tools)
         return completion
 
 
@@ -416,6 +430,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         rollout,
         turns=tuple(policy.turns),
         conversations=recorder.conversations or rollout.conversations,
+        tools=recorder.tools,
         num_lost_retries=recorder.num_lost_retries,
         lost_tokens=recorder.lost_tokens,
     )
@@ -460,6 +475,7 @@ def canceled_attempt(
         attempt=attempt,
         turns=tuple(policy.turns) if is_recorded else (),
         conversations=policy.recorder.conversations if is_recorded else (),
+        tools=policy.recorder.tools if is_recorded else (),
         num_lost_retries=policy.recorder.num_lost_retries if is_recorded else 0,
         lost_tokens=policy.recorder.lost_tokens if is_recorded else NOTHING_SPENT,
     )

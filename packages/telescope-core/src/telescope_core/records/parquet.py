@@ -34,7 +34,10 @@ CHUNK_BYTES = 64 * 2**20
 _FILE = "rollout file"
 _BATCH_ROWS = 64
 """Number of rows that are decoded at a time to read some of them."""
-_JSON_COLUMNS = ("rewards", "metrics", "tags", "golden_answers", "info", "conversations")
+_JSON_COLUMNS = (
+    *("rewards", "metrics", "tags", "golden_answers"),
+    *("info", "conversations", "tools"),
+)
 _COMPRESSED = (
     *("example_id", "group_id", "error", *_JSON_COLUMNS),
     *(f"messages.list.element.{name}" for name in ("content", "reasoning_content", "tool_calls")),
@@ -310,6 +313,7 @@ def _schema() -> Any:
             ("info", text),
             ("messages", arrow.list_(message)),
             ("conversations", text),
+            ("tools", text),
             ("num_turns", count),
             ("num_prompt_tokens", count),
             ("num_completion_tokens", count),

@@ -58,6 +58,8 @@ class RolloutRow:
     messages: tuple[Message, ...] = ()
     conversations: tuple[tuple[Message, ...], ...] = ()
     """Conversations of a program at the rollout's endpoint; empty if there was none."""
+    tools: tuple[Mapping[str, JsonValue], ...] = ()
+    """The tools that the policy was offered, in OpenAI's format; see `Rollout.tools`."""
     num_turns: int = 0
     """Number of model calls."""
     num_prompt_tokens: int | None = 0
@@ -155,6 +157,7 @@ def row_of(
         info=rollout.info,
         messages=rollout.messages,
         conversations=rollout.conversations,
+        tools=rollout.tools,
         num_turns=len(completions),
         num_prompt_tokens=num_prompt_tokens,
         num_completion_tokens=num_completion_tokens,
@@ -207,6 +210,7 @@ def rollout_of(row: RolloutRow) -> Rollout | None:
         messages=row.messages,
         turns=tuple(turns),
         conversations=row.conversations,
+        tools=row.tools,
         stop_reason=row.stop_reason,
         metrics=row.metrics,
         tags=row.tags,

@@ -6,6 +6,7 @@ from html import escape
 from itertools import zip_longest
 
 from telescope_core.base.images import url_of, with_marks
+from telescope_core.base.messages import tool_name
 from telescope_core.base.number_text import format_metric
 from telescope_core.base.types import Image, Message, TurnInfo
 from telescope_core.records.rows import RolloutRow
@@ -121,7 +122,7 @@ def sample(
     kinds: Sequence[str] = (),
 ) -> str:
     """Return one rollout; `kinds` are the names by which `sample_filter` finds it."""
-    body = "".join(_message(message, pictures) for message in row.messages)
+    body = _offered(row) + "".join(_message(message, pictures) for message in row.messages)
     for number, conversation in enumerate(row.conversations, start=1):
         said = "".join(_message(message, pictures) for message in conversation)
         body += f"<h4>Conversation {number} of its program</h4>{said}"
@@ -138,6 +139,12 @@ def sample(
         f"<summary>{_header(row, with_step=with_step)}</summary>{body}{expected}{notes}"
         f"{_numbers(row)}{error}</details></article>"
     )
+
+
+def _offered(row: RolloutRow) -> str:
+    names = ", ".join(map(tool_name, row.tools))
+    role = '<div class="turn"><span class="role">tools that the model was offered</span>'
+    return f"{role}<pre>{escape(names)}</pre></div>" if names else ""
 
 
 def sample_list(

@@ -233,7 +233,7 @@ class TokenPolicy(RecordingPolicy):
             ended_s=clock.time(),
             temperature=sampling.temperature,
         )
-        self.recorder.answered(asked, turn)
+        self.recorder.answered(asked, turn, tools)
         return completion
 
     async def answer(self, request: ChatRequest) -> Completion:

@@ -161,8 +161,11 @@ def _message(fields: Any, label: str) -> Message:
             f"{_shown(fields)}; write its text under content"
         )
     try:
+        calls = fields.get("tool_calls")
+        if calls and isinstance(calls, str):  # as in the files of a run's rollouts
+            fields = {**fields, "tool_calls": json.loads(calls)}
         message = message_from_json(fields)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{label}: expected tool calls as in the chat API, with function.name and "
             f"function.arguments, got {_shown(fields.get('tool_calls'))}"

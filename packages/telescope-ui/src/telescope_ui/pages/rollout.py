@@ -20,7 +20,7 @@ from telescope_ui.index.event_tables import all_files, events_of_steps, events_s
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.pages.rollout_tokens import UNKNOWN, Training, tokens_of, training_of
 
-_NOT_SCALAR = ("tokens", "version_spans", "messages", "conversations")
+_NOT_SCALAR = ("tokens", "version_spans", "messages", "conversations", "tools")
 _CALL = (
     *("call", "time_s", "duration_s", "server", "version", "queue_s", "first_token_s"),
     *("prefill_s", "decode_s", "num_prompt_tokens", "num_cached_tokens"),
@@ -115,6 +115,7 @@ def row_answer(
         "row": scalars(row),
         "messages": messages_json(row.messages),
         "conversations": [messages_json(one) for one in row.conversations],
+        "tools": list(row.tools),
         "tokens": tokens_of(run.path, row, training, with_chains=with_tokens),
     }
 

@@ -2,8 +2,9 @@
 
 import type { ComponentChildren } from "preact";
 import { withQuery } from "../lib/address.ts";
+import { plural } from "../lib/format.ts";
 import { go } from "../lib/router.ts";
-import type { Message, Picture, ToolCall } from "../lib/types.ts";
+import type { Message, Picture, RolloutPage, ToolCall } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
 import { Rendered } from "./Rendered.tsx";
 
@@ -62,6 +63,25 @@ export function RawSwitch({ address, isRaw }: { address: string; isRaw: boolean 
       <input type="checkbox" checked={isRaw} onChange={() => go(withQuery(address, { "ui.raw": isRaw ? null : "yes" }), "replace")} />
       raw text
     </label>
+  );
+}
+
+/** What the model was offered. */
+export function Tools({ tools }: { tools: RolloutPage["tools"] }) {
+  if (!tools.length) return null;
+  return (
+    <details>
+      <summary>The model was offered {plural(tools.length, "tool")}</summary>
+      {tools.map((tool, at) => (
+        <details key={at}>
+          <summary>
+            <code>{visible(tool.function?.name ?? "?")}</code>
+          </summary>
+          <p class="note lines">{visible(tool.function?.description ?? "")}</p>
+          <pre>{visible(JSON.stringify(tool.function?.parameters ?? tool, null, 2))}</pre>
+        </details>
+      ))}
+    </details>
   );
 }
 

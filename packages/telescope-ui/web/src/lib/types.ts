@@ -326,6 +326,7 @@ export interface RolloutPage {
   reward_parts: { name: string; weight: number; value: number }[];
   messages: Message[];
   conversations: Message[][];
+  tools: { function?: { name?: string; description?: string; parameters?: unknown } }[];
   tokens: Tokens | null;
   calls: { columns: Columns };
   events: { columns: Columns };

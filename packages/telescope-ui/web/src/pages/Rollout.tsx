@@ -1,5 +1,5 @@
 import { useMemo } from "preact/hooks";
-import { Conversation, RawSwitch } from "../components/Conversation.tsx";
+import { Conversation, RawSwitch, Tools } from "../components/Conversation.tsx";
 import { Facts } from "../components/Facts.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
@@ -150,6 +150,7 @@ function Talk({ data, isRaw }: { data: RolloutPage; isRaw: boolean }) {
   if (!data.messages.length && !data.conversations.length) return <Empty>No messages are recorded.</Empty>;
   return (
     <>
+      <Tools tools={data.tools} />
       <Conversation messages={data.messages} isRaw={isRaw} below={(at) => <TurnFacts turn={turns.get(at)} />} />
       {["context_length", "max_turns", "timeout"].includes(data.row.stop_reason) && (
         <p class="cut">It ends here by {stopOf(data.row.stop_reason)}.</p>
