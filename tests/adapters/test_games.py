@@ -77,7 +77,7 @@ def play(seed, moves):
 print(json.dumps([play(seed, json.loads(sys.argv[1])) for seed in range(1, 25, 2)]))
 """
 GUESS_ITSELF = """
-import json, textarena
+import json, sys, textarena
 def play(seed, guesses):
     game = textarena.make("GuessTheNumber-v0")
     game.reset(num_players=1, seed=seed)
@@ -86,8 +86,7 @@ def play(seed, guesses):
         done, _ = game.step(action=guess)
         if done:
             return game.close()[0][0]
-print(json.dumps([play(seed, ["[%d]" % (n * 7 % 20 + 1) for n in range(10)] + ["[0]", "[0]"])
-                  for seed in range(1, 17, 2)]))
+print(json.dumps([play(seed, json.loads(sys.argv[1])) for seed in range(1, 17, 2)]))
 """
 
 MATCHES_ITSELF = """
@@ -146,13 +145,34 @@ async def test_rewards_are_those_of_gymnasium(lake):
 
 
 async def test_a_textarena_game_keeps_the_contract(guess):
-    theirs = by_itself(guess, GUESS_ITSELF)
     guesses = [f"[{n * 7 % 20 + 1}]" for n in range(10)] + ["[0]", "[0]"]
+    theirs = by_itself(guess, GUESS_ITSELF, json.dumps(guesses))
     async with opened(GUESS) as client:
         await keeps_contract(client, guesses, theirs[0])
         ours = [await played(client, guesses, index=i) for i in range(8)]
     assert [rollout.reward for rollout in ours] == theirs
     assert len(set(theirs)) > 1, "the games differ"
+
+
+async def test_an_answer_becomes_an_action_as_in_the_form_that_is_named(guess):
+    plain = [str(n * 7 % 20 + 1) for n in range(12)]
+    theirs = by_itself(guess, GUESS_ITSELF, json.dumps(plain))
+    async with opened(GUESS) as client:
+        ours = [(await played(client, plain, index=i)).reward for i in range(8)]
+    async with opened(GUESS, {"id": "GuessTheNumber-v0-raw"}) as client:
+        raw = await played(client, plain)
+    assert ours == theirs
+    assert theirs[0] > raw.reward == 0
+
+
+async def test_several_players_are_told_who_speaks(guess):
+    async with opened(GUESS, {"id": "ThreePlayerIPD-v0", "players": 3}) as client:
+        rollout = await played(client, ["hello"] * 30)
+    told = [one.content for one in rollout.conversations[0] if one.role == "user"]
+    assert told[0].startswith("[GAME] ")
+    assert "[Player 1] hello" in told[1]
+    assert "[Player 2] hello" in told[1]
+    assert "[Player 0]" not in told[1]
 
 
 def test_an_environment_that_changes_what_it_is_made_with_is_made_anew(lake):

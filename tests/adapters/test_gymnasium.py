@@ -121,7 +121,14 @@ def test_an_unknown_name_says_how_those_of_packages_are_named(new_game):
 def test_a_reward_that_is_no_number_names_the_environment(new_game, gained):
     game = new_game(options={"gained": gained})
     with pytest.raises(RewardError, match="Room-v0"):
-        game.step("1")
+        game.step("6")
+
+
+def test_actions_without_names_have_the_numbers_of_their_space(new_game):
+    game = new_game()
+    assert game.reset(1).endswith("Answer with one of: 5, 6, 7.")
+    assert game.step("I take 6, not 5: 6").text.startswith("action 6\n")
+    assert game.step("1").text.startswith("That names no action")
 
 
 @pytest.mark.parametrize("drawn", [None, StringIO("a room")])

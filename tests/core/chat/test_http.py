@@ -166,7 +166,12 @@ async def test_a_line_that_breaks_is_tried_again(broken):
     assert len(server.heads) == 2
 
 
-async def test_a_server_without_tls_is_not_asked_again_and_again():
+@pytest.mark.parametrize(
+    ("file", "facts"),
+    [("", r"over TLS .*SSL_CERT_FILE .*use http://"), ("/nowhere.pem", r"'/nowhere.pem', which")],
+)
+async def test_a_server_without_tls_is_not_asked_again_and_again(monkeypatch, file, facts):
+    monkeypatch.setenv("SSL_CERT_FILE", file)
     num_connections = 0
 
     async def plain(reader, writer):
@@ -178,7 +183,7 @@ async def test_a_server_without_tls_is_not_asked_again_and_again():
     listener = await asyncio.start_server(plain, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     pool = HttpPool()
-    with pytest.raises(EndpointError, match=r"over TLS .*use http://"):
+    with pytest.raises(EndpointError, match=facts):
         await fetch(pool, f"https://127.0.0.1:{port}/v1/x")
     await pool.close()
     listener.close()
@@ -244,6 +249,23 @@ async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypa
     http._proxy_of.cache_clear()
     assert proxy.heads[0].startswith("POST http://models.invalid/v1/x HTTP/1.1")
     assert "Proxy-Authorization: Basic bWU6c2VjcmV0" in proxy.heads[0]
+
+
+async def test_a_proxy_that_cannot_be_reached_is_named_without_its_login(monkeypatch):
+    http._proxy_of.cache_clear()
+    with monkeypatch.context() as inside:
+        inside.setenv("http_proxy", "http://me:secret@127.0.0.1:9")
+        pool = HttpPool()
+        limits = RequestLimits(retry_budget_s=0.0)
+        with pytest.raises(EndpointError) as caught:
+            await fetch(pool, "http://models.invalid/v1/x", limits=limits)
+        await pool.close()
+    http._proxy_of.cache_clear()
+    text = str(caught.value)
+    assert "models.invalid/v1/x cannot be reached through the proxy http://127.0.0.1:9 (" in text
+    assert "http_proxy" in text
+    assert "no_proxy" in text
+    assert "secret" not in text
 
 
 async def test_a_proxy_that_does_not_speak_http_is_refused_for_what_is_elsewhere(monkeypatch):

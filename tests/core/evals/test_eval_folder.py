@@ -3,12 +3,13 @@
 import json
 import threading
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 from tests.core.evals.test_eval_runner import Echo, Ranked, odd_fails, opened, settings
 
 from telescope_core import ConfigError
-from telescope_core.errors import EndpointError
+from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.evals import EvalFolder, read_result, run_eval
 from telescope_core.evals.result import duration_note
 from telescope_core.records.identity import RunState
@@ -40,6 +41,32 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
     assert (result.num_scored, result.reward.mean) == (12, 0.5)
     assert len(again.rows()) == 12
     assert read_result(folder.path) == result
+
+
+async def test_a_folder_that_is_moved_is_not_made_anew_and_goes_on_where_it_is(tmp_path):
+    manifest = {"environment": "echo", **asdict(settings())}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
+    rows = []
+    result = await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    folder.append(rows[0])
+    folder.path.rename(tmp_path / "moved")
+    for write in (
+        partial(folder.append, rows[1]),
+        partial(folder.append_attempt, rows[1]),
+        partial(folder.finish, result),
+    ):
+        with pytest.raises(TelescopeError, match=r"eval is gone: .*--resume"):
+            write()
+    folder.fail("it is gone")
+    folder.end_unless_ended(RunState.FAILED, "it is gone")
+    assert not folder.path.exists()
+    EvalFolder(tmp_path / "moved").fail("it was moved")
+    assert EvalFolder.resume(tmp_path / "moved", manifest=manifest).rows() == rows[:1]
+
+
+def test_a_folder_that_is_not_there_holds_nothing_to_continue(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such folder.*without --resume"):
+        EvalFolder.resume(tmp_path / "eval", manifest={})
 
 
 async def test_an_eval_may_grow_and_keeps_what_it_has():

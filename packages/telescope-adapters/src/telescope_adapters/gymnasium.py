@@ -103,7 +103,8 @@ class GymEnvironment(GameEnvironment):
             )
         count = int(space.n)
         known = _KNOWN_ACTIONS.get(self.config.id.rpartition("-v")[0], ())
-        words = self.config.actions or known or tuple(map(str, range(count)))
+        first = _first_of(space)
+        words = self.config.actions or known or tuple(map(str, range(first, first + count)))
         different = {_spaced(word) for word in words} - {""}
         if len(words) != count or len(different) != count:
             raise EnvironmentLoadError(
@@ -111,6 +112,11 @@ class GymEnvironment(GameEnvironment):
                 f"words, got {', '.join(words)}"
             )
         return tuple(words)
+
+
+def _first_of(space: Any) -> int:
+    """Return the number of the first action of a space."""
+    return int(getattr(space, "start", 0))
 
 
 def last_named(words: Sequence[str], text: str) -> int | None:
@@ -162,7 +168,7 @@ class _GymGame:
         self._shows_value = config.observation == "value"
         self._is_drawn = is_drawn
         self._asks = config.instruction.replace("{actions}", ", ".join(words)) if words else ""
-        self._first = int(getattr(made.action_space, "start", 0))
+        self._first = _first_of(made.action_space)
 
     def reset(self, seed: int) -> str:
         observation, _ = self._made.reset(seed=seed)

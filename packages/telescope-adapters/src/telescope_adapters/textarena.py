@@ -1,12 +1,12 @@
 """Games of TextArena, for one player or several: `textarena:ID`.
 
-The `-raw` form of a game is used, whose observations hold only new text; the usual form repeats the
-whole history in each.
+Of the wrappers around a game, those of its actions are used, such as one that adds missing
+brackets. Those of its observations are not: they repeat the whole history in each.
 """
 
 import random
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -94,16 +94,11 @@ class Arena:
         """Raises EnvironmentLoadError for an unknown game, or an impossible number of players."""
         self._config = config
         self._arena = imported(TEXTARENA, "textarena")
+        self._core: Any = imported(TEXTARENA, "textarena.core")
         registry = imported(TEXTARENA, "textarena.envs.registration").ENV_REGISTRY
         name = config.id
         if name not in registry:
             raise unknown_name("TextArena game", name, registry)
-        self._raw = name if name.endswith("-raw") else f"{name}-raw"
-        if self._raw not in registry:
-            raise EnvironmentLoadError(
-                f"{name} has no form {self._raw}, without which each observation repeats the whole "
-                "history; choose a game that has one"
-            )
         game = self.new_game()
         try:
             game.reset(0)
@@ -118,17 +113,27 @@ class Arena:
 
     def new_game(self) -> "_ArenaGame":
         """Return a game that has not started."""
-        config = self._config
-        return _ArenaGame(
-            lambda: self._arena.make(self._raw, **deepcopy(config.options)), config.players
-        )
+        return _ArenaGame(self._make, self._config.players)
+
+    def _make(self) -> tuple[Any, list[Callable[[str], str]]]:
+        """Return the game itself, and what its wrappers make of an action, outermost first."""
+        game = self._arena.make(self._config.id, **deepcopy(self._config.options))
+        formats: list[Callable[[str], str]] = []
+        while isinstance(game, self._core.Wrapper):
+            if isinstance(game, self._core.ActionWrapper):
+                formats.append(game.action)
+            game = game.env
+        return game, formats
 
 
 class _ArenaGame:
-    def __init__(self, make: Callable[[], Any], num_players: int) -> None:
+    def __init__(
+        self, make: Callable[[], tuple[Any, list[Callable[[str], str]]]], num_players: int
+    ) -> None:
         self._make = make
         self._num_players = num_players
         self._made: Any = None
+        self._formats: list[Callable[[str], str]] = []
         self._is_over = False
         self._numbers: Any = None
         self.player = 0
@@ -138,7 +143,7 @@ class _ArenaGame:
 
     def reset(self, seed: int) -> str:
         with self._drawing(random.Random(seed).getstate()):
-            self._made = self._make()
+            self._made, self._formats = self._make()
             self._made.reset(num_players=self._num_players, seed=seed)
             return self._seen()
 
@@ -148,7 +153,10 @@ class _ArenaGame:
         return getattr(getattr(self._made, "state", None), "num_players", None)
 
     def _seen(self) -> str:
-        """Return new text for the player whose move it is, without that player's own moves."""
+        """Return new text for the player whose move it is, without that player's own moves.
+
+        Where several play, it says who each part is from, as TextArena's own observations do.
+        """
         self.player, news = self._made.get_observation()
         lines: list[str] = []
         for sender, text, kind in news:
@@ -156,8 +164,16 @@ class _ArenaGame:
                 # Some games give State.add_observation player and move in the wrong places.
                 sender, text = text, kind
             if sender != self.player:
-                lines.append(str(text))
+                name = f"[{self._name_of(sender)}] " if self._num_players > 1 else ""
+                lines.append(f"{name}{text}")
         return "\n".join(lines)
+
+    def _name_of(self, sender: int) -> str:
+        if sender < 0:
+            return "GAME"
+        state = getattr(self._made, "state", None)
+        roles: Mapping[int, object] = getattr(state, "role_mapping", None) or {}
+        return str(roles.get(sender, f"Player {sender}"))
 
     @contextmanager
     def _drawing(self, numbers: Any) -> Generator[None]:
@@ -172,6 +188,8 @@ class _ArenaGame:
                 random.setstate(before)
 
     def step(self, text: str) -> GameStep:
+        for formatted in self._formats:
+            text = formatted(text)
         with self._drawing(self._numbers):
             is_over, _ = self._made.step(action=text)
             if not is_over:

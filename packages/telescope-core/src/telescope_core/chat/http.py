@@ -6,6 +6,7 @@ used up. Any other refusal raises EndpointError at once. docs/design explains th
 """
 
 import asyncio
+import os
 import random
 import re
 import time
@@ -159,7 +160,7 @@ class HttpPool:
                 content = await reply.read()
         except aiohttp.ConnectionTimeoutError:
             waited = f"no connection within {limits.connect_timeout_s:g} s"
-            return _Failure(_unreachable(shown, waited), 0.0)
+            return _Failure(_unreachable(shown, waited, proxy=proxy.url), 0.0)
         except TimeoutError:
             raise EndpointError(
                 f"{shown} did not answer within {limits.request_timeout_s:g} s; "
@@ -172,13 +173,12 @@ class HttpPool:
             ) from None
         except aiohttp.ClientSSLError as error:
             raise EndpointError(
-                f"{shown} cannot be reached over TLS ({error}); check its certificate, "
-                "or use http:// if the server does not use TLS"
+                f"{shown} cannot be reached over TLS ({error}); {_advice_on_certificates()}"
             ) from None
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = str(cause) or type(error).__name__
-            lost = _unreachable(shown, reason, advice_for(cause))
+            lost = _unreachable(shown, reason, advice_for(cause), proxy=proxy.url)
             if not isinstance(error, aiohttp.ClientConnectorError):
                 lost.spent = None  # the line broke after the request was sent
             return _Failure(lost, 0.0)
@@ -287,9 +287,34 @@ def _refusal(
     return EndpointError(text, status=status, answer=answer)
 
 
-def _unreachable(url: str, reason: str, advice: str = "") -> EndpointError:
+def _unreachable(
+    url: str, reason: str, advice: str = "", *, proxy: str | None = None
+) -> EndpointError:
+    through = ""
+    if proxy is not None:
+        through = f" through the proxy {proxy}"
+        variable = f"{urlsplit(url).scheme}_proxy"
+        advice = advice or (
+            f"check that the proxy is running ({variable} or all_proxy names it) and reaches the "
+            "server, or except the host in no_proxy"
+        )
     advice = advice or "check the address and that the server is running"
-    return EndpointError(f"{url} cannot be reached ({reason}); {advice}")
+    return EndpointError(f"{url} cannot be reached{through} ({reason}); {advice}")
+
+
+def _advice_on_certificates() -> str:
+    """Return what to do about a certificate that was not accepted."""
+    given = os.environ.get("SSL_CERT_FILE", "")
+    if given and not os.access(given, os.R_OK):
+        return (
+            f"SSL_CERT_FILE is {given!r}, which cannot be read: name a file in PEM format, or "
+            "unset the variable"
+        )
+    return (
+        "check its certificate: one of an authority of your own is accepted if SSL_CERT_FILE names "
+        "a file in PEM format with the certificate of that authority; or use http:// if the server "
+        "does not use TLS"
+    )
 
 
 def _retry_after_s(text: str) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from telescope_core.base.code_files import file_changes
-from telescope_core.base.errors import ConfigError, NoRoomError
+from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue
@@ -110,6 +110,11 @@ class EvalFolder:
         while another process writes to the folder.
         """
         folder = cls(path)
+        if not path.exists():
+            raise ConfigError(
+                f"{path}: there is no such folder, so there is nothing to continue; begin the eval "
+                "without --resume, or correct --output"
+            )
         folder.manifest()
         with claimed(path):
             folder._require_ended()
@@ -148,11 +153,16 @@ class EvalFolder:
         return RunInfo.model_validate(fields["run"]) if fields else None
 
     def append(self, row: RolloutRow) -> None:
-        """Record one finished rollout."""
+        """Record one finished rollout. Raises TelescopeError if the folder was removed."""
+        self._require_here()
         append_json_line(self.path / "rollouts.jsonl", without_values(row_to_json(row), self.hide))
 
     def append_attempt(self, row: RolloutRow) -> None:
-        """Record an attempt that is not the final rollout: it was played again, or canceled."""
+        """Record an attempt that is not the final rollout: it was played again, or canceled.
+
+        Raises TelescopeError if the folder was removed.
+        """
+        self._require_here()
         append_json_line(self.path / "attempts.jsonl", without_values(row_to_json(row), self.hide))
 
     def attempts(self) -> list[RolloutRow]:
@@ -212,13 +222,18 @@ class EvalFolder:
             )
 
     def finish(self, result: EvalResult, *, stopped: str = "") -> None:
-        """Write the result and mark the eval as finished, or as failed if `stopped` says why."""
+        """Write the result and mark the eval as finished, or as failed if `stopped` says why.
+
+        Raises TelescopeError if the folder was removed.
+        """
+        self._require_here()
         write_json(self.path / "results.json", without_values(result_to_json(result), self.hide))
         self._end(RunState.FAILED if stopped else RunState.FINISHED, stopped)
 
     def fail(self, reason: str) -> None:
-        """Mark the eval as failed, and record why."""
-        self._end(RunState.FAILED, reason)
+        """Mark the eval as failed, and record why; of a removed folder there is nothing to mark."""
+        if self.info() is not None:
+            self._end(RunState.FAILED, reason)
 
     def end_unless_ended(self, state: RunState, reason: str) -> None:
         """Mark the eval as failed or interrupted, if it has not ended yet."""
@@ -229,6 +244,14 @@ class EvalFolder:
     def result(self) -> EvalResult | None:
         """Return the result; None when the eval has none. Raises ConfigError for a damaged one."""
         return read_result(self.path)
+
+    def _require_here(self) -> None:
+        """Raise TelescopeError if the folder was removed, which writing would make anew."""
+        if not (self.path / "eval.json").exists():
+            raise TelescopeError(
+                f"the folder {self.path} is gone: it was removed or moved while the eval went on; "
+                "if it was moved, repeat the command with its new place as --output and --resume"
+            )
 
     def _require_ended(self) -> None:
         info = self.info()
