@@ -29,6 +29,8 @@ from telescope_core.models.matches import Match
 
 _DRAWING = threading.Lock()
 """Held while a game may draw: all games of a process use the same random numbers."""
+_Format = Callable[[str], str]
+"""What a wrapper makes of an action."""
 
 
 class ArenaConfig(PlayersConfig):
@@ -115,10 +117,10 @@ class Arena:
         """Return a game that has not started."""
         return _ArenaGame(self._make, self._config.players)
 
-    def _make(self) -> tuple[Any, list[Callable[[str], str]]]:
+    def _make(self) -> tuple[Any, list[_Format]]:
         """Return the game itself, and what its wrappers make of an action, outermost first."""
         game = self._arena.make(self._config.id, **deepcopy(self._config.options))
-        formats: list[Callable[[str], str]] = []
+        formats: list[_Format] = []
         while isinstance(game, self._core.Wrapper):
             if isinstance(game, self._core.ActionWrapper):
                 formats.append(game.action)
@@ -127,13 +129,11 @@ class Arena:
 
 
 class _ArenaGame:
-    def __init__(
-        self, make: Callable[[], tuple[Any, list[Callable[[str], str]]]], num_players: int
-    ) -> None:
+    def __init__(self, make: Callable[[], tuple[Any, list[_Format]]], num_players: int) -> None:
         self._make = make
         self._num_players = num_players
         self._made: Any = None
-        self._formats: list[Callable[[str], str]] = []
+        self._formats: list[_Format] = []
         self._is_over = False
         self._numbers: Any = None
         self.player = 0
