@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,7 @@ from tests.core.pictures import png
 
 from telescope_cli.eval.play import host_seen_by, telling
 from telescope_cli.main import main
+from telescope_core.chat.client import ChatClient
 from telescope_core.errors import EndpointAccessError, EndpointLostError, ProcessDiedError
 from telescope_core.evals import EvalFolder, read_result
 
@@ -152,6 +154,19 @@ def test_an_eval_that_loses_its_endpoint_says_how_to_go_on_if_anything_is_kept(t
     (tmp_path / "rollouts.jsonl").touch()
     with pytest.raises(error, match=r"^gone\. kept$"), telling("kept", [folder]):
         raise error("gone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("statuses", "code"), [([400, 400], 5), ([], 0)])
+def test_a_key_that_was_revoked_before_all_deadlines_came(
+    endpoint, capsys, monkeypatch, statuses, code
+):
+    refused = Mock(side_effect=EndpointAccessError("it was revoked"))
+    monkeypatch.setattr(ChatClient, "require_access", refused)
+    endpoint.statuses = [*statuses, *statuses]
+    assert evaluate(endpoint, "--concurrency", 1) == code
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("it was revoked. Finished rollouts are in out" in said) == (code == 5)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from loopback_endpoint import ask, reply, serving
 from test_endings import Greet, evaluated
 from tests.core.one_rollout import let_time_pass
 
-from telescope_core.chat import http
+from telescope_core.chat import http, trouble
 from telescope_core.chat.client import MOST_DENIED, ApiKey
 from telescope_core.chat.http import RequestLimits
 from telescope_core.chat.trouble import SHOWN_EVERY_S, Troubles, showing_troubles, watching
@@ -178,3 +178,70 @@ async def test_a_request_that_is_denied_while_others_are_answered_fails_alone(mo
         ) as caught:
             await denied
     assert type(caught.value) is EndpointError
+
+
+async def canceled_while_denied(client, *, times=MOST_DENIED):
+    """Cancel a request in the pause after it was denied `times` times, as a deadline does."""
+    left, is_denied = times, asyncio.Event()
+
+    def count(line):
+        nonlocal left
+        if asyncio.current_task() is asking:
+            left -= 1
+        if not left:
+            is_denied.set()
+
+    with showing_troubles(count):
+        asking = asyncio.create_task(ask(client))
+        await is_denied.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Requests are tried again soon, and each trouble is shown."""
+    monkeypatch.setattr(http, "_FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(trouble, "SHOWN_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_key_that_is_revoked_is_noticed_though_deadlines_end_the_requests():
+    key = ApiKey("k", "MY_KEY")
+    async with serving(reply(), 401, api_key=key) as (endpoint, client):
+        await ask(client)
+        client.require_access()
+        waiting = asyncio.create_task(ask(client))
+        await canceled_while_denied(client)
+        fact = "answered 401: .*the same API key in MY_KEY before"
+        with pytest.raises(EndpointAccessError, match=fact):
+            client.require_access()
+        # Neither those that wait for another try nor new ones are tried for a minute.
+        with pytest.raises(EndpointAccessError, match=fact):
+            await waiting
+        num_before = len(endpoint.requests)
+        with pytest.raises(EndpointAccessError, match=fact):
+            await ask(client)
+    assert len(endpoint.requests) == num_before + 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_answer_clears_a_key_whose_denied_requests_were_canceled():
+    denied = [401] * MOST_DENIED
+    script = (reply(), *denied, reply(), 401, reply())
+    async with serving(*script) as (_, client):
+        await ask(client)
+        await canceled_while_denied(client)
+        await ask(client)
+        client.require_access()
+        assert (await ask(client)).num_retries == 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_tries_that_are_canceled_before_they_are_denied_thrice_are_no_revoked_key():
+    async with serving(reply(), 401, reply()) as (_, client):
+        await ask(client)
+        await canceled_while_denied(client, times=1)
+        client.require_access()
+        await ask(client)

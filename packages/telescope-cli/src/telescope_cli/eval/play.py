@@ -181,8 +181,11 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
                     on_attempt=folder.append_attempt,
                     done=done,
                 )
+            if result.num_failed:
+                client.require_access()
             return with_record(result)
     except EvalStoppedError as error:
+        client.require_access()
         raise EvalStoppedError(str(error), with_record(error.result)) from None
     finally:
         await environment.close()

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -85,6 +86,7 @@ class ChatClient:
         self._dialect = Dialect()
         self._num_answers = 0
         self._num_denied = 0
+        self._revoked: EndpointAccessError | None = None
         self._headers = {"Content-Type": "application/json"}
         host = self.base_url.partition("://")[2].partition("/")[0]
         if self._api_key.value and "@" in host:
@@ -185,6 +187,14 @@ class ChatClient:
             f"same; it lists {listed}"
         )
 
+    def require_access(self) -> None:
+        """Raise EndpointAccessError if the key was revoked, as far as the last requests tell.
+
+        Those that a deadline canceled raised nothing of the kind themselves.
+        """
+        if self._revoked is not None:
+            raise self._revoked
+
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
     ) -> Completion:
@@ -231,7 +241,8 @@ class ChatClient:
                     content,
                     headers=self._headers,
                     limits=self._limits,
-                    passing=(401,) if self._num_answers else (),
+                    passes=self._may_pass,
+                    on_cut=partial(self._note_cut, num_answers=num_answers),
                 )
                 break
             except EndpointError as error:
@@ -246,6 +257,7 @@ class ChatClient:
                 num_retries = error.num_retries + 1
         self._num_answers += 1
         self._num_denied = 0
+        self._revoked = None
         num_retries += reply.num_retries
         try:
             completion = self._read(reply.content, where=without_passwords(self._chat_url))
@@ -276,9 +288,25 @@ class ChatClient:
             advice = await self._advice_on_model()
         else:
             advice = self._advice_on_key(error.status, times=1 + error.num_retries)
-        shown = without_passwords(url)
-        text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
-        return kind(text, status=error.status, answer=error.answer, num_retries=error.num_retries)
+        return _told(kind, error, url, advice)
+
+    def _may_pass(self, error: EndpointError) -> bool:
+        """Return whether a refused request is sent again: a 401, unless the key was revoked."""
+        return error.status == 401 and self._num_answers > 0 and self._num_denied < MOST_DENIED
+
+    def _note_cut(self, error: EndpointError, *, num_answers: int) -> None:
+        """Count the refusals of a request that is canceled before all of its tries are made.
+
+        Deadlines may be shorter than the time for which requests are sent again: no request would
+        ever be refused in the end. `num_answers`: those when the request began.
+        """
+        if error.status != 401 or num_answers != self._num_answers:
+            return
+        times = 1 + error.num_retries
+        self._num_denied += times
+        if self._num_denied >= MOST_DENIED:
+            advice = self._advice_on_key(401, times=times)
+            self._revoked = _told(EndpointAccessError, error, self._chat_url, advice)
 
     def _advice_on_key(self, status: int, *, times: int) -> str:
         value, variable = self._api_key
@@ -308,6 +336,16 @@ class ChatClient:
             return base_url
         where = f"(served by {self._shown_url})"
         return str(unknown_name("model", self._model or "", served, where))
+
+
+_Kind = TypeVar("_Kind", bound=EndpointError)
+
+
+def _told(kind: type[_Kind], error: EndpointError, url: str, advice: str) -> _Kind:
+    """Return the refusal `error` of `url` as an error of `kind` that says what to do."""
+    shown = without_passwords(url)
+    text = f"{shown} answered {error.status}: {error.answer or 'nothing'}; {advice}"
+    return kind(text, status=error.status, answer=error.answer, num_retries=error.num_retries)
 
 
 class _ChatPolicy:

@@ -11,7 +11,7 @@ import random
 import re
 import time
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -82,11 +82,13 @@ class HttpPool:
         *,
         headers: Mapping[str, str],
         limits: RequestLimits,
-        passing: Collection[int] = (),
+        passes: Callable[[EndpointError], bool] = lambda error: False,
+        on_cut: Callable[[EndpointError], None] = lambda error: None,
     ) -> HttpReply:
         """Return the reply; raises EndpointError that names `url` and what went wrong.
 
-        `passing`: further statuses after which it is sent again, as after those of a busy server.
+        `passes`: whether it is sent again after a refusal too, as after that of a busy server.
+        `on_cut`: called with the last error if it is canceled while it waits to be sent again.
         Its text holds neither a password of the URL nor the key in `headers`.
         """
         if self._opened is None:
@@ -100,7 +102,7 @@ class HttpPool:
                 outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
             except EndpointError as error:
                 error.num_retries = num_retries
-                if error.status not in passing:
+                if not passes(error):
                     raise
                 outcome = _Failure(error, 0.0)
             if isinstance(outcome, bytes):
@@ -120,7 +122,12 @@ class HttpPool:
                     spent=error.spent,
                 )
             self._troubles.failed(url, str(outcome.error), wait_s=wait_s)
-            await asyncio.sleep(wait_s)
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                outcome.error.num_retries = num_retries
+                on_cut(outcome.error)
+                raise
             num_retries += 1
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
