@@ -254,7 +254,7 @@ def test_an_eval_on_a_full_disk_says_how_to_go_on(endpoint, place, capsys, monke
     with monkeypatch.context() as full:
         full.setattr(EvalFolder, "append", Mock(side_effect=NoRoomError("the disk is full")))
         assert telescope(*command) == 1
-    assert "the disk is full. Finished rollouts are in out" in capsys.readouterr().err
+    assert "the disk is full. No finished rollout is recorded; repeat" in capsys.readouterr().err
     assert telescope(*command, "--resume") == 0
     assert read_result(place / "out").num_scored == 8
 

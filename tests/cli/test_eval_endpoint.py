@@ -1,7 +1,9 @@
 """What `telescope eval` sends to an endpoint, and what it says when the endpoint refuses."""
 
 import asyncio
+import signal
 import threading
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,10 +11,17 @@ import pytest
 from aiohttp import web
 from tests.core.pictures import png
 
+from telescope_cli.eval import command, play
 from telescope_cli.eval.play import host_seen_by, telling
 from telescope_cli.main import main
+from telescope_core.base.interrupts import Interrupted
 from telescope_core.chat.client import ChatClient
-from telescope_core.errors import EndpointAccessError, EndpointLostError, ProcessDiedError
+from telescope_core.errors import (
+    EndpointAccessError,
+    EndpointLostError,
+    NoRoomError,
+    ProcessDiedError,
+)
 from telescope_core.evals import EvalFolder, read_result
 
 ENVIRONMENT = '''
@@ -154,6 +163,39 @@ def test_an_eval_that_loses_its_endpoint_says_how_to_go_on_if_anything_is_kept(t
     (tmp_path / "rollouts.jsonl").touch()
     with pytest.raises(error, match=r"^gone\. kept$"), telling("kept", [folder]):
         raise error("gone")
+
+
+@pytest.mark.parametrize("error", [partial(Interrupted, signal.SIGTERM), NoRoomError])
+def test_what_is_kept_is_said_only_of_an_eval_that_has_a_rollout(tmp_path, error):
+    folder = EvalFolder(tmp_path)
+    for is_there, said in [(False, r"^gone\. nothing$"), (True, r"^gone\. kept$")]:
+        if is_there:
+            (tmp_path / "rollouts.jsonl").touch()
+        with (
+            pytest.raises((Interrupted, NoRoomError), match=said),
+            telling("kept", [folder], otherwise="nothing"),
+        ):
+            raise error("gone")
+
+
+@pytest.mark.slow
+def test_a_signal_before_a_rollout_has_finished_says_so(endpoint, capsys, monkeypatch):
+    stopped = Mock(side_effect=Interrupted(signal.SIGTERM))
+    with monkeypatch.context() as early:
+        early.setattr(command, "record_environment", stopped)
+        assert evaluate(endpoint) == 143
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "telescope: interrupted by SIGTERM. No rollout was played; repeat the command"
+    assert not Path("out").exists()
+    with monkeypatch.context() as later:
+        later.setattr(play, "run", stopped)
+        assert evaluate(endpoint) == 143
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == (
+        "telescope: interrupted by SIGTERM. No finished rollout is recorded; repeat the command with "
+        "--output out --resume"
+    )
+    assert evaluate(endpoint, "--resume") == 0
 
 
 @pytest.mark.slow

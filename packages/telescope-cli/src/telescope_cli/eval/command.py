@@ -18,7 +18,7 @@ from rich.text import Text
 from telescope_cli.console import EscapingConsole, print_table, report_console
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
-from telescope_cli.eval.play import EvalOutcome, evaluate
+from telescope_cli.eval.play import EvalOutcome, evaluate, telling
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
 from telescope_cli.eval.view import (
@@ -57,6 +57,7 @@ _NOT_OURS = {
     "stream": "answers are recorded when they are complete",
     "n": "--rollouts asks several times",
 }
+_NOT_BEGUN = "No rollout was played; repeat the command"
 
 EnvironmentOption = Annotated[
     str | None,
@@ -241,7 +242,10 @@ def eval_command(
         max_failures_in_a_row=None if max_failed == 1 else MAX_FAILURES_IN_A_ROW,
     )
     selection = parse_selection(examples, example, shuffle)
-    records = {name: record_environment(name, processes, settings=left.settings) for name in names}
+    with telling(_NOT_BEGUN):
+        records = {
+            name: record_environment(name, processes, settings=left.settings) for name in names
+        }
     requests = [
         EvalRequest(
             environment=name,
@@ -258,7 +262,9 @@ def eval_command(
         for one, name in product(models or [None], names)
     ]
     with prints_kept_off(as_json):
-        outcomes = evaluate(checked(requests), output=output, resume=resume)
+        with telling(_NOT_BEGUN):
+            requests = checked(requests)
+        outcomes = evaluate(requests, output=output, resume=resume)
     _show_outcomes(outcomes, as_json=as_json)
     _require_enough(outcomes, max_failed=max_failed)
 

@@ -66,11 +66,12 @@ def evaluate(
     with ExitStack() as stack:
         with held():
             root, folders = _open_folders(requests, output, resume=resume)
+            again = f"repeat the command with --output {quote(str(root))} --resume"
             stack.enter_context(
                 telling(
-                    f"{kept} are in {root}; repeat the command with --output "
-                    f"{quote(str(root))} --resume to continue",
+                    f"{kept} are in {root}; {again} to continue",
                     folders,
+                    otherwise=f"No finished rollout is recorded; {again}",
                 )
             )
             for folder in folders:
@@ -306,18 +307,27 @@ def recorded(folder: EvalFolder) -> Generator[None, None, None]:
 
 
 @contextmanager
-def telling(kept: str, folders: Sequence[EvalFolder] = ()) -> Generator[None, None, None]:
+def telling(
+    kept: str, folders: Sequence[EvalFolder] = (), *, otherwise: str = ""
+) -> Generator[None, None, None]:
     """After a signal or on a full disk, say what is `kept` and how to go on.
 
-    Of an endpoint or a process that is gone, it is said only if one of `folders` has a rollout.
+    `otherwise`: what is said in its place if none of `folders` has a rollout. Of an endpoint or a
+    process that is gone, nothing is said then.
     """
     try:
         yield
     except Interrupted as error:
-        raise Interrupted(error.number, f"{error}. {kept}") from error
+        said = kept if _have_rollouts(folders) else otherwise or kept
+        raise Interrupted(error.number, f"{error}. {said}") from error
     except NoRoomError as error:
-        raise NoRoomError(f"{error}. {kept}") from error
+        said = kept if _have_rollouts(folders) else otherwise or kept
+        raise NoRoomError(f"{error}. {said}") from error
     except (EndpointError, ProcessDiedError) as error:
-        if any((one.path / "rollouts.jsonl").exists() for one in folders):
+        if _have_rollouts(folders):
             error.args = (f"{error}. {kept}",)
         raise
+
+
+def _have_rollouts(folders: Sequence[EvalFolder]) -> bool:
+    return any((one.path / "rollouts.jsonl").exists() for one in folders)
