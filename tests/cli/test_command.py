@@ -16,7 +16,7 @@ from telescope_cli import main as cli
 from telescope_cli import verbs
 from telescope_cli.env.app import VERBS as ENV_VERBS
 from telescope_cli.hub.app import VERBS as HUB_VERBS
-from telescope_core.errors import ConfigError
+from telescope_core.errors import ConfigError, EnvironmentLoadError
 
 ROOT = Path(__file__).parents[2]
 
@@ -257,6 +257,37 @@ def test_too_many_open_files_are_one_message(telescope, monkeypatch, path, place
     assert (code, err.count("\n")) == (1, 1)
     assert f"cannot open {place}: this process has as many files" in err
     assert "raise the limit with ulimit -n, or lower --concurrency" in err
+
+
+def caused_by(cause: Exception) -> Exception:
+    error = EnvironmentLoadError("sums cannot be loaded")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "facts"),
+    [
+        (MemoryError(), ("no memory is left", "ulimit -v")),
+        (MemoryError("Unable to allocate 9 GiB"), ("Unable to allocate 9 GiB", "no memory is")),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ("no memory is left",)),
+        (caused_by(MemoryError()), ("sums cannot be loaded", "no memory is left")),
+        (RuntimeError("can't start new thread"), ("no thread can be started", "ulimit -u")),
+        (caused_by(RuntimeError("can't start new thread")), ("sums cannot", "ulimit -u")),
+    ],
+)
+def test_memory_or_threads_that_the_system_refuses_are_one_message(
+    telescope, monkeypatch, error, facts
+):
+    monkeypatch.setattr(cli, "command_of", raising(error))
+    code, _, err = telescope()
+    assert (code, err.count("\n"), "Traceback" in err) == (1, 1, False)
+    assert all(fact in err for fact in facts)
+
+
+def test_other_errors_keep_their_code(telescope, monkeypatch):
+    monkeypatch.setattr(cli, "command_of", raising(caused_by(RuntimeError("no such thing"))))
+    assert telescope()[0] == 3
 
 
 def test_a_file_system_that_is_only_read(telescope, monkeypatch):

@@ -179,11 +179,35 @@ def _main(arguments: Sequence[str] | None) -> None:
             # Libraries, such as pydantic's in Rust, make another error of the one that ends them.
             said = f"; {escaped(str(error))}" if is_ours else ""
             _end_as_interrupted(Interrupted(number, f"interrupted by {number.name}{said}"))
+        if lacking := _lack_behind(error):
+            said = str(error)
+            _fail(escaped(f"{said}; {lacking}" if said else lacking), 1)
         if is_ours:
             _fail(escaped(str(error)), error.exit_code)
         if isinstance(error, OSError):
             _fail_for_system(error)
         raise
+
+
+def _lack_behind(error: BaseException) -> str:
+    """Return what to do if the system refused memory or a thread, also as the cause of `error`."""
+    cause: BaseException | None = error
+    while cause is not None:
+        code = cause.errno if isinstance(cause, OSError) else None
+        if isinstance(cause, MemoryError) or code == errno.ENOMEM:
+            return (
+                "no memory is left that this process may use: lower --concurrency or what it holds "
+                "at once, end other programs, or raise the limit (ulimit -v, or the container's)"
+            )
+        # Python has no type of its own for it.
+        if isinstance(cause, RuntimeError) and str(cause) == "can't start new thread":
+            return (
+                "no thread can be started: this user or container has as many processes and "
+                "threads as it may, or no memory is left; end others, or raise the limit (ulimit "
+                "-u, or the container's)"
+            )
+        cause = cause.__cause__
+    return ""
 
 
 def _fail_for_system(error: OSError) -> None:
