@@ -192,8 +192,8 @@ def test_a_signal_before_a_rollout_has_finished_says_so(endpoint, capsys, monkey
         assert evaluate(endpoint) == 143
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
-        "telescope: interrupted by SIGTERM. No finished rollout is recorded; repeat the command with "
-        "--output out --resume"
+        "telescope: interrupted by SIGTERM. No finished rollout is recorded; repeat the command "
+        "with --output out --resume"
     )
     assert evaluate(endpoint, "--resume") == 0
 

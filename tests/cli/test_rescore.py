@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from itertools import count
 from pathlib import Path
@@ -337,6 +338,22 @@ def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     said = capsys.readouterr().err
     assert "choose another --output, or remove it: a rescore is not continued" in said
     assert "--resume" not in said
+
+
+def test_a_new_folder_that_is_removed_meanwhile_is_not_made_anew(place, capsys, monkeypatch):
+    save_run("Sums", ANSWERS)
+    whole = EvalFolder.append
+
+    def removed(folder, row):
+        shutil.rmtree(folder.path, ignore_errors=True)
+        whole(folder, row)
+
+    monkeypatch.setattr(EvalFolder, "append", removed)
+    assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the folder out is gone" in said
+    assert said.endswith("; a rescore is not continued: repeat the command")
+    assert not Path("out").exists()
 
 
 def test_a_signal_is_noted_in_the_folder_and_the_run_stays(place, capsys):

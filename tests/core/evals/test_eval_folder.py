@@ -64,6 +64,13 @@ async def test_a_folder_that_is_moved_is_not_made_anew_and_goes_on_where_it_is(t
     assert EvalFolder.resume(tmp_path / "moved", manifest=manifest).rows() == rows[:1]
 
 
+def test_what_to_do_about_a_folder_that_is_gone_is_that_of_its_command(tmp_path):
+    folder = EvalFolder(tmp_path / "gone")
+    folder.if_gone = "repeat the command"
+    with pytest.raises(TelescopeError, match=r"gone is gone: .* went on; repeat the command$"):
+        folder.append_attempt(None)
+
+
 def test_a_folder_that_is_not_there_holds_nothing_to_continue(tmp_path):
     with pytest.raises(ConfigError, match=r"no such folder.*without --resume"):
         EvalFolder.resume(tmp_path / "eval", manifest={})

@@ -65,6 +65,7 @@ from telescope_core.reports import write_eval_report
 from telescope_core.settings.config import merged
 
 _IF_USED = "choose another --output, or remove it: a rescore is not continued"
+_IF_GONE = "a rescore is not continued: repeat the command"
 _MORE_EXAMPLES = 10_000
 """Number of further examples to search, beyond those of the rollouts."""
 
@@ -264,6 +265,7 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
         if output is not None:
             with held():
                 target = EvalFolder.create(output, manifest=request.manifest(), if_used=_IF_USED)
+                target.if_gone = _IF_GONE
                 recording.enter_context(
                     telling(
                         f"The rewards so far are in {output}, and cannot be continued; remove it, "

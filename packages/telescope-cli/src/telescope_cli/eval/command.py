@@ -243,9 +243,7 @@ def eval_command(
     )
     selection = parse_selection(examples, example, shuffle)
     with telling(_NOT_BEGUN):
-        records = {
-            name: record_environment(name, processes, settings=left.settings) for name in names
-        }
+        records = {n: record_environment(n, processes, settings=left.settings) for n in names}
     requests = [
         EvalRequest(
             environment=name,

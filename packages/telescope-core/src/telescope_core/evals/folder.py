@@ -62,6 +62,10 @@ class EvalFolder:
         self.path = path
         self.hide: Collection[str] = ()
         """Values of secrets that are removed from everything that is written from now on."""
+        self.if_gone = (
+            "if it was moved, repeat the command with its new place as --output and --resume"
+        )
+        """What to do if the folder was removed meanwhile, for errors."""
         self._is_resumed = False
 
     @classmethod
@@ -250,7 +254,7 @@ class EvalFolder:
         if not (self.path / "eval.json").exists():
             raise TelescopeError(
                 f"the folder {self.path} is gone: it was removed or moved while the eval went on; "
-                "if it was moved, repeat the command with its new place as --output and --resume"
+                f"{self.if_gone}"
             )
 
     def _require_ended(self) -> None:

@@ -92,6 +92,7 @@ class LiveEvals:
         if path.exists() and not read_results([path]).results:
             shutil.rmtree(path)
         folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
+        folder.if_gone = "bring it back, or begin again"  # as for the run that it is part of
         folder.hide = secret_values(entry.env) | secret_values(os.environ)
         versions: set[WeightVersion] = set()
 
