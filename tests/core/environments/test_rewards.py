@@ -15,6 +15,7 @@ from telescope_core import (
     metric,
     reward,
 )
+from telescope_core.base.retries import ends_all
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.types import Group
 
@@ -57,6 +58,22 @@ async def test_a_reward_that_is_no_number_fails_with_its_place_and_never_pays_0(
     assert rollout.error is not None
     assert message in rollout.error
     assert rollout.tags["failed_in"] == "reward"
+
+
+async def test_a_total_outside_the_range_ends_all_and_names_the_weights():
+    class Twice(One):
+        @reward
+        def formed(self, rollout, example):
+            return 1.0
+
+        @reward(weight=0.5)
+        def right(self, rollout, example):
+            return 1.0
+
+    rollout = await play(Twice())
+    assert ends_all(rollout)
+    assert "returned reward 1.5" in rollout.error
+    assert "correct the reward (weights: formed 1, right 0.5)" in rollout.error
 
 
 @pytest.mark.parametrize("value", [1, True, 0.25])

@@ -110,7 +110,7 @@ class Outside(Sum):
 async def test_a_reward_outside_its_range_fails_without_a_part():
     again = await rescored(Outside(), await played(Sum(), "4"))
     assert again.status is RolloutStatus.FAILED
-    assert again.status_reason == "RewardError"
+    assert again.status_reason == "UnplayableError"
     assert again.rewards == {"correct": 1}
     assert not [name for name in again.tags if name.startswith((LEFT_OUT, RAISED))]
 

@@ -415,6 +415,14 @@ async def test_what_a_fork_would_cover_is_seen_all_the_same(covered):
         await provider.close()
 
 
+async def test_a_path_to_read_that_is_not_there_is_named_and_no_limit_of_the_machine(tmp_path):
+    missing = str(tmp_path / "agents")
+    provider = LocalProvider(read_only=(missing,))
+    with pytest.raises(SandboxUnavailableError, match=re.escape(missing)) as raised:
+        await provider.create(SandboxSpec())
+    assert "user namespaces" not in str(raised.value)
+
+
 async def test_where_no_template_can_be_had_bubblewrap_starts_each(monkeypatch, provider):
     def words(*given):
         return ["/bin/sh", "-c", "echo no capabilities here >&2; exit 1"]

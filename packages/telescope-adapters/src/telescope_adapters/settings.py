@@ -57,7 +57,7 @@ class AdaptedEnvironment(Environment):
         """Raise UnplayableError if `total` is outside the range, which the user must set."""
         try:
             super().check_range(total)
-        except RewardError as error:
+        except UnplayableError as error:
             raise UnplayableError(
                 self.range_advice(f"{self.config.id} gave a reward of {total:g}")
             ) from error

@@ -33,7 +33,7 @@ class TemplateLossError(ConfigError):
 
 
 class UnplayableError(ConfigError):
-    """An environment of another framework cannot give a usable rollout with its present settings.
+    """An environment cannot give usable rollouts with its present settings or range of rewards.
 
     Another attempt, or another rollout, would end the same way, so it is final and ends the run.
     """
@@ -190,7 +190,7 @@ class StrayCancelError(TelescopeError):
 
 
 class RewardError(TelescopeError):
-    """A reward or metric function broke its contract (not a number, or out of range).
+    """A reward or metric function broke its contract (no number, or outside its own range).
 
     It says the same of each attempt with that answer, so the rollout is not played again: other
     answers would take the place of those that cannot be scored.

@@ -16,7 +16,12 @@ from telescope_core.base.code_places import (
     location_of,
     raised_at,
 )
-from telescope_core.base.errors import ConfigError, EnvironmentLoadError, RewardError
+from telescope_core.base.errors import (
+    EnvironmentLoadError,
+    RewardError,
+    UnplayableError,
+    nearest,
+)
 from telescope_core.base.solved import REWARD_SLACK
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.author_errors import contained
@@ -211,16 +216,21 @@ class Environment:
         return {}
 
     def secret(self, name: str) -> str:
-        """Return the value of the environment variable `name`, which `secrets` must declare."""
+        """Return the value of the environment variable `name`, which `secrets` must declare.
+
+        Raises UnplayableError, which ends the eval or the run, if it is not declared or not set.
+        """
         if name not in self.secrets:
             declared = ", ".join(self.secrets) or "none"
-            raise ConfigError(
+            close = nearest(name, self.secrets)
+            meant = f"did you mean {close[0]}? Else " if close else ""
+            raise UnplayableError(
                 f"{class_location(type(self))} reads the secret {name!r} but declares {declared}; "
-                f"add it: secrets = ({name!r},)"
+                f"{meant}add it to the class: secrets = ({name!r},)"
             )
         value = os.environ.get(name)
         if not value:
-            raise ConfigError(
+            raise UnplayableError(
                 f"{class_location(type(self))} needs the environment variable {name}, which is "
                 "not set; export it before the command"
             )
@@ -326,13 +336,19 @@ class Environment:
         return replace(scored, reward=total)
 
     def check_range(self, total: float) -> None:
-        """Raise RewardError when `total` is outside the declared range."""
+        """Raise UnplayableError when `total` is outside the declared range.
+
+        With a wrong range, only the rollouts inside it would count: often those that are not right.
+        """
         slack = REWARD_SLACK * max(1.0, abs(self.reward_min), abs(self.reward_max))
         if not self.reward_min - slack <= total <= self.reward_max + slack:
-            raise RewardError(
+            weights = [f"{f.name} {f.weight:g}" for f in self.score_functions if f.kind != "metric"]
+            is_sum = type(self).compute_reward is Environment.compute_reward
+            summed = f" (weights: {', '.join(weights)})" if is_sum and weights[1:] else ""
+            raise UnplayableError(
                 f"{class_location(type(self))} returned reward {total:g}, outside its declared "
-                f"range [{self.reward_min:g}, {self.reward_max:g}]; "
-                "correct the reward, or reward_min and reward_max"
+                f"range [{self.reward_min:g}, {self.reward_max:g}]; correct the reward{summed}, or "
+                "reward_min and reward_max"
             )
 
     async def find_stop(self, episode: Episode[Any]) -> str | None:

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from telescope_core.base.errors import (
     NOTHING_SPENT,
-    ConfigError,
     EndpointAccessError,
     EndpointError,
     JudgeError,
     SpentTokens,
+    UnplayableError,
 )
 from telescope_core.base.images import with_marks
 from telescope_core.base.secret_names import without_passwords
@@ -188,7 +188,7 @@ class HelperModel:
             config = self._config
             option = f"--env.{self._role}"
             if not config.base_url:
-                raise ConfigError(
+                raise UnplayableError(
                     f"the {self._role} has no base_url; set it, for example with "
                     f"{option}.base_url http://127.0.0.1:8001/v1"
                 )

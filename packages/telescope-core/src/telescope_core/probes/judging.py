@@ -69,8 +69,9 @@ class Range:
 
 def check_of_failure(error: str) -> str:
     """Return the check that the text of an error belongs to."""
-    is_number = "finite number" in error or "outside its declared range" in error
-    return "reward.range" if "RewardError" in error and is_number else "reward.plays"
+    is_number = "finite number" in error and "RewardError" in error
+    is_range = is_number or "outside its declared range" in error
+    return "reward.range" if is_range else "reward.plays"
 
 
 def judge_failures(played: Sequence[Played], answers: Answers) -> None:

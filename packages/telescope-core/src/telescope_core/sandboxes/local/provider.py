@@ -186,6 +186,12 @@ class LocalProvider:
                 f"local sandboxes have no system call filter for {kind!r}; expected x86_64 or "
                 "aarch64. Take another provider, such as docker"
             )
+        for path in self._read_only:
+            if not os.path.exists(path):
+                raise SandboxUnavailableError(
+                    f"local sandboxes are to read {path!r} (read_only), and there is no such "
+                    "path on this machine; create it, or correct the path"
+                )
         interpreter = find_interpreter(self._python)
         here = Path(__file__)
         return Ingredients(
