@@ -154,8 +154,10 @@ def test_secrets_are_read_only_where_they_are_declared(monkeypatch):
     monkeypatch.setenv("A_KEY", "s3cret")
     monkeypatch.setenv("OTHER_KEY", "s3cret")
     assert Keeps().secret("A_KEY") == "s3cret"
-    with pytest.raises(ConfigError, match="'OTHER_KEY' but declares A_KEY; did you mean A_KEY"):
+    with pytest.raises(ConfigError, match="'OTHER_KEY' but declares A_KEY; add it to the class"):
         Keeps().secret("OTHER_KEY")
+    with pytest.raises(ConfigError, match="declares A_KEY; did you mean A_KEY"):
+        Keeps().secret("A_KEYS")
     monkeypatch.delenv("A_KEY")
     with pytest.raises(ConfigError, match="needs the environment variable A_KEY, which is not set"):
         Keeps().secret("A_KEY")
