@@ -1,11 +1,15 @@
 """Which attempts are final, for training and evals alike."""
 
+from dataclasses import replace
+
 import pytest
 from tests.core.one_rollout import One, play
 
+from telescope_core import reward
 from telescope_core.base.retries import (
     MAX_FAILED,
     MAX_LOST,
+    is_of_answer,
     play_with_attempts,
     reached_limit,
     require_others,
@@ -81,6 +85,39 @@ async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
     assert asked == [1]
     play, asked = script(ended(f"{RewardRaisedError.__name__}: the judge is away"), SCORED)
     assert (await play_with_attempts(play)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "failed_in", "num_attempts"),
+    [
+        ("ValueError: no box (in reward R.right (r.py:3))", "reward", 1),
+        ("RewardRaisedError: R.right raised KeyError: 'x' (in reward", "reward", 1),
+        ("KeyError: 'move' (in env_response)", "play", 1),
+        ("ValueError: no such level", "setup", MAX_FAILED),
+        ("ConnectionError: refused (in reward R.right (r.py:3))", "reward", MAX_FAILED),
+        ("RewardRaisedError: R.right raised OSError: refused", "reward", MAX_FAILED),
+    ],
+)
+async def test_an_answer_at_which_code_fails_is_not_replaced_by_another(
+    error, failed_in, num_attempts
+):
+    turns = (await play(One())).turns
+    answered = replace(ended(error), turns=turns, tags={"failed_in": failed_in})
+    again, asked = script(answered)
+    assert (await play_with_attempts(again)).error == error
+    assert len(asked) == num_attempts
+    again, asked = script(replace(answered, turns=()))
+    await play_with_attempts(again)
+    assert len(asked) == MAX_FAILED
+
+
+async def test_a_reward_that_raises_for_some_wrong_answers_does_not_replace_them():
+    class Raises(One):
+        @reward
+        def right(self, rollout, example):
+            raise ValueError("no box")
+
+    assert is_of_answer(await play(Raises()))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from telescope_core.base.errors import (
     EndpointError,
     JudgeError,
     RewardError,
+    RewardRaisedError,
     RolloutCrashError,
     TemplateLossError,
     UnplayableError,
@@ -35,6 +36,17 @@ _TOO_LONG = ("context length", "context_length", "max_model_len")
 """Texts in errors of vLLM and of the OpenAI API for a prompt that does not fit the model."""
 _FINAL = (RolloutCrashError.__name__, RewardError.__name__)
 """Failures that another attempt would repeat."""
+_OF_CODE = frozenset(
+    {
+        *("ArithmeticError", "AssertionError", "AttributeError", "FloatingPointError"),
+        *("IndexError", "JSONDecodeError", "KeyError", "LookupError", "NameError"),
+        *("NotImplementedError", "OverflowError", "RecursionError", "SyntaxError", "TypeError"),
+        *("UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError", "ValidationError"),
+        *("ValueError", "ZeroDivisionError"),
+    }
+)
+"""Errors with which code meets a value that it was not written for, and no network or machine that
+fails for a while."""
 _ENDS_ALL = {
     error.__name__: error for error in (EndpointAccessError, TemplateLossError, UnplayableError)
 }
@@ -73,11 +85,26 @@ async def play_with_attempts(
             reached_limit(rollout)
             or ends_all(rollout)
             or rollout.status_reason in _FINAL
+            or is_of_answer(rollout)
             or num_failed >= max_failed
             or num_lost > MAX_LOST
         ):
             return rollout
         on_replaced(rollout)
+
+
+def is_of_answer(rollout: Rollout) -> bool:
+    """Return whether the environment's code failed at what the policy answered, as far as is known.
+
+    It is not played again: a reward that raises for some wrong answers would otherwise have them
+    replaced by others, of which more are right.
+    """
+    if not rollout.turns or rollout.tags.get("failed_in") not in ("play", "reward"):
+        return False
+    kind = rollout.status_reason
+    if kind == RewardRaisedError.__name__:  # "Class.method raised KeyError: ..."
+        kind = (rollout.error or "").partition(" raised ")[2].partition(":")[0]
+    return kind in _OF_CODE
 
 
 def reached_limit(rollout: Rollout) -> bool:
