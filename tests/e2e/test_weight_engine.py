@@ -1,11 +1,20 @@
 """The engine in vLLM's workers that receives weights, without a trainer on the other side."""
 
+import itertools
+import json
 import logging
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train" / "models"))
+from cli_runs import finish
+from model_folders import save_model
 
 pytestmark = pytest.mark.engine
 ONE = {"names": ["weight"], "dtype_names": ["float32"], "shapes": [[2, 2]]}
@@ -81,3 +90,14 @@ def test_only_layers_without_weights_of_their_own_may_get_none(is_tied, caplog):
     logger.removeHandler(caplog.handler)
     told = {one.getMessage().partition(":")[0] for one in caplog.records}
     assert told == {"Linear", *([] if is_tied else ["Head"])}
+
+
+@pytest.mark.slow
+def test_an_update_leaves_what_a_fresh_load_of_its_weights_gives(tmp_path: Path) -> None:
+    families = ("Qwen3Moe", "Mixtral", "Qwen3")
+    for family, seed in itertools.product(families, range(2)):
+        save_model(family, tmp_path / f"{family}-{seed}", seed=seed)
+    script = str(Path(__file__).with_name("served_update.py"))
+    printed = finish([sys.executable, script, str(tmp_path), *families], tmp_path)
+    found = next(line for line in printed.splitlines() if line.startswith("{"))
+    assert json.loads(found) == {family: [] for family in families}

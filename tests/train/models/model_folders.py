@@ -61,9 +61,9 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def save_model(family: str, folder: Path, *, in_shards: bool = False) -> Path:
+def save_model(family: str, folder: Path, *, in_shards: bool = False, seed: int = 0) -> Path:
     """Write a random model, norms and biases included, in one file or in several."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():

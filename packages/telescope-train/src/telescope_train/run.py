@@ -54,7 +54,8 @@ from telescope_train.cluster.ray_cluster import HeadProcesses, cluster_has_gpus,
 from telescope_train.cluster.supervision import supervised
 from telescope_train.cluster_session import ClusterSession, open_nodes
 from telescope_train.config.eval_folders import AFTER, BEFORE
-from telescope_train.diagnostics.engine_check import check_engine
+from telescope_train.diagnostics.engine_check import UpdateCheck, check_engine
+from telescope_train.diagnostics.rank_checks import SelfTest
 from telescope_train.ending import end_early
 from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals, SharingAfterEvals
 from telescope_train.loop import LoopParts, train
@@ -282,6 +283,7 @@ class _Ready:
     mix: Mix
     packing: Packing
     losses: Losses
+    updates: UpdateCheck
 
 
 async def _train(resources: Resources) -> None:
@@ -330,13 +332,20 @@ async def _get_ready(resources: Resources) -> _Ready:
     await resources.policies.opponents.begin(publisher.send_to)
     first_version = await _restore(resources)
     packing = _packing(prepared, mix, ranks)
-    await _prove(resources, mix, packing)
+    agreement = await _prove(resources, mix, packing)
     drop_repeated(prepared.resume, folder)
     if config.evals.eval_before_training and not first_version:
         view.phase("evals before training")
         await evals.whole_round(BEFORE, first_version)
     losses = Losses(view.warn)
-    return _Ready(resources=resources, evals=evals, mix=mix, packing=packing, losses=losses)
+    return _Ready(
+        resources=resources,
+        evals=evals,
+        mix=mix,
+        packing=packing,
+        losses=losses,
+        updates=UpdateCheck(agreement, first_version),
+    )
 
 
 async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
@@ -402,7 +411,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
     view.phase("training")
     try:
         await evals.go_on(parts.first_version)
-        await train(parts, after_step=_after_step(resources, evals, checkpointer, known))
+        await train(parts, after_step=_after_step(ready, checkpointer, known))
         view.phase("saving the checkpoint")
         # Before the evals end: what was trained is safe then, whatever becomes of them.
         if begun is None or not begun.ends(config.run.number_of_steps):
@@ -468,15 +477,13 @@ def _evals(resources: Resources) -> EvalsBeside:
 
 
 def _after_step(
-    resources: Resources,
-    evals: EvalsBeside,
-    checkpointer: Checkpointer,
-    known: Mapping[str, float],
+    ready: _Ready, checkpointer: Checkpointer, known: Mapping[str, float]
 ) -> Callable[[int, dict[str, float]], Awaitable[None]]:
     """Return the work after each step: show it, report problems once, evaluate, save.
 
     `known`: the results of evals that have been written into the metrics of the step.
     """
+    resources, evals = ready.resources, ready.evals
     view, policies = resources.view, resources.policies
     recording = policies.recording
     rows = resources.folder.metrics()
@@ -486,6 +493,7 @@ def _after_step(
         resources.folder.require_here()
         view.update(row)
         recording.row(row)
+        ready.updates.note(step, row)
         rows.append({**row, **known})
         if len(rows) <= DIAGNOSED_EACH or not step % DIAGNOSED_EVERY:
             for finding in diagnose(History.of_rows(rows)):
@@ -545,8 +553,8 @@ async def _restore(resources: Resources) -> WeightVersion:
     return last.step
 
 
-async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
-    """Run the last self-test, and show and record all of them."""
+async def _prove(resources: Resources, mix: Mix, packing: Packing) -> SelfTest:
+    """Run and return the last self-test, and show and record all of them."""
     ranks, prepared = resources.processes.ranks, resources.prepared
     quantization = prepared.config.inference.inference_quantization
     agreement = await check_engine(
@@ -566,6 +574,7 @@ async def _prove(resources: Resources, mix: Mix, packing: Packing) -> None:
     if ranks.activations:
         resources.view.phase(ranks.activations)
     resources.folder.write_self_tests([asdict(test) for test in tests])
+    return agreement
 
 
 def _packing(prepared: Prepared, mix: Mix, ranks: RayRanks) -> Packing:

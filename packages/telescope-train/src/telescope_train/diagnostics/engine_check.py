@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.base.errors import EndpointError
+from telescope_core.base.errors import ConfigError, EndpointError
 from telescope_core.base.protocols import PolicySource
-from telescope_core.base.types import Completion, Message, Rollout, Sampling, Turn
+from telescope_core.base.types import Completion, Message, Rollout, Sampling, Turn, WeightVersion
 from telescope_train.batches.batch import Shards, TrainingSample
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout
@@ -27,6 +27,9 @@ DEADLINE_S = 120.0
 """Time limit in seconds for all answers together."""
 LIMITS = {"float32": 1e-3, "bfloat16": 5e-2, "fp8": 0.3}
 """Type of the engine's computation -> largest mean difference, nats, due to rounding."""
+
+LOADED_WRONGLY = 3.0
+"""Multiple of these beyond which weights of an update are not those of the trainer."""
 
 
 async def check_engine(
@@ -69,6 +72,40 @@ async def check_engine(
         "the two, and with use_lora set model_dtype to the type in the model's files: servers hold "
         "the frozen weights as they are there",
     ).require()
+
+
+class UpdateCheck:
+    """Compares what the engine samples after its first update of weights with the self-test.
+
+    The self-test sees weights that the engine read from files. Those of an update take another way,
+    and an engine that prepares them otherwise samples from a model that nobody trains.
+    """
+
+    def __init__(self, agreement: SelfTest, first_version: WeightVersion) -> None:
+        """`agreement`: what `check_engine` found with the weights of `first_version`."""
+        self._agreement = agreement
+        self._first_step = first_version + 1
+        self._is_done = False
+
+    def note(self, step: int, row: Mapping[str, float]) -> None:
+        """Raise ConfigError if the first such `row` shows that an update was loaded wrongly.
+
+        Wrongly is a mean difference that is much larger than rounding explains, and than it was
+        before: the answers of a step are longer than those of the self-test.
+        """
+        nats = row.get("mismatch/mean")
+        if self._is_done or nats is None or step <= self._first_step:
+            return
+        self._is_done = True
+        before = self._agreement
+        if not nats <= max(LOADED_WRONGLY * before.limit, 10 * before.value):
+            raise ConfigError(
+                f"after an update of weights, engine and trainer differ by {nats:.3g} nats on "
+                f"average, and before it by {before.value:.3g}: the servers do not sample from the "
+                "weights that were sent to them. Remove vllm_arguments and inference_quantization "
+                "to see whether they are the reason, and compare the version of vLLM with the one "
+                "that Telescope is made for (telescope-train[vllm])"
+            )
 
 
 def mean_difference(shards: Shards, logprobs: Sequence[Sequence[NDArray[np.float32]]]) -> float:

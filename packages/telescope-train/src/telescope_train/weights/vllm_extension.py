@@ -6,7 +6,7 @@ the transport when both sides meet.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +99,8 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _receiver: Receiver | None = None
     """None before `init_transfer_engine` and after `shutdown`."""
     _bucket_bytes = 0
+    _kernels: Sequence[tuple[Any, Any]] = ()
+    """What `without_kernels` took away for the present update."""
     received = Digests()
     """Digests of the newest complete update."""
 
@@ -122,6 +124,8 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         # Face stores them cannot be written over the result.
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        if self.device.type == "cpu":
+            self._kernels = without_kernels(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -144,6 +148,8 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         is_tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
         with unwarned_of(sent_nothing_to(self.model, is_tied=is_tied)):
             finalize_layerwise_reload(self.model, self.model_config)
+        for method, kernel in self._kernels:
+            method.moe_kernel = method.moe_kernel or kernel  # of layers that nothing was sent to
         repack_heads(self.model)
 
     def shutdown(self) -> None:
@@ -198,6 +204,19 @@ def unwarned_of(classes: set[str]) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_true)
+
+
+def without_kernels(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Take the kernels of experts away and return them, each with the method that had it.
+
+    On the CPU vLLM packs the matrices of experts for its kernel, but only where there is no kernel
+    yet: those of an update would stay as they are, and be read as if they were packed.
+    """
+    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
+    had = [(one, one.moe_kernel) for one in methods if getattr(one, "moe_kernel", None)]
+    for method, _ in had:
+        method.moe_kernel = None
+    return had
 
 
 def repack_heads(model: torch.nn.Module) -> None:
