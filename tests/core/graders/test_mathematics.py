@@ -142,6 +142,34 @@ def test_the_answer_is_found(completion, answer):
 
 
 @pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        *(("<answer>18</answer>", "18"), ("<answer>\n18\n</answer>", "18")),
+        *(("So 18.\n<answer>18</answer>", "18"), ("<final_answer>-3</final_answer>", "-3")),
+        *(("<answer>18</answer>\nIt took 3 steps.", "18"), ("<answer></answer>", "")),
+        *(("\\boxed{31}? No: <answer>12</answer>", "12"), ("<answer>x<3</answer>", "x<3")),
+        *(("<answer>12</answer>\nNo: \\boxed{31}", "31"), ("<answer>1.\nSo 18</answer>", "18")),
+        *(("<answer>no solution</answer>", "no solution"), ("<answer>18 eggs</answer>", "18")),
+        *(("<b>18</b>", "18"), ("It is <b>18</b>.", "18"), ('<i class="x5">18</i>', "18")),
+        *(("Answer: `18`", "18"), ("It is `18`.", "18"), ("Answer:\n```\n18\n```", "18")),
+        *(("**18**", "18"), ("*18*", "18"), ("x = __18__", "18"), ("It is \u201c18\u201d.", "18")),
+        *(("It is 18</s>", "18"), ("18<|im_end|>", "18"), ("(18)", "(18)")),
+        *(("2+16=18 #### 18", "18"), ("Answer: 18 #### 18", "18"), ("## 5\n#### **18**", "18")),
+        # What looks like markup, and is none.
+        *(("x<3 and y>4", "x<3 and y>4"), ("3*4*5", "3*4*5"), ("$x_1$ and $x_2$", "x_1, x_2")),
+        *(("10<sup>2</sup>", "10^{2}"), ("<del>18</del>", ""), ("<del>18</del> 20", "20")),
+    ],
+)
+def test_markup_around_an_answer_is_no_part_of_it(completion, answer):
+    assert extract_answer(completion) == answer
+
+
+@pytest.mark.parametrize("text", ["<answer>", "<a ", "*a", "_a ", "</a>", "<sup>", "a\n", "#", "`"])
+def test_unclosed_markup_takes_no_longer_than_other_text(text):
+    assert extract_answer(f"{text * (100_000 // len(text))}\nAnswer: 7") == "7"
+
+
+@pytest.mark.parametrize(
     ("form", "answer"), [(AnswerForm.LINE, "31"), (AnswerForm.BOX, "12"), (None, "12")]
 )
 def test_the_form_that_was_asked_for_counts(form, answer):

@@ -25,9 +25,23 @@ _JOINED = re.compile(
 )
 _DISPLAYED = re.compile(r"\\\[.*?\\\]|\$\$.*?\$\$", re.DOTALL)
 _LINE = re.compile(
-    r"^[\s>*_#$]*(?:\\(?:text|textbf|mathbf)\{)?(?:the |my )?(?:final |correct )?answer(?: is)?"
-    r"[*_]*\s*[:\uff1a][\s*_}]*(?P<rest>.*)|^\s*####(?P<hashes>.*)",
+    r"^.*####(?P<hashes>.*)"
+    r"|^[\s>*_#$]*(?:\\(?:text|textbf|mathbf)\{)?(?:the |my )?(?:final |correct )?answer(?: is)?"
+    r"[*_]*\s*[:\uff1a][\s*_}]*(?P<rest>.*)",
     re.IGNORECASE | re.MULTILINE,
+)
+_ANSWER_TAG = re.compile(
+    r"<((?:final[_-]?)?answer)>\s{0,9}([^\s<][^\n]{0,500}?)\s{0,9}</\1>", re.IGNORECASE
+)
+_CLOSING_TAG = re.compile(r"</([A-Za-z][\w-]*)\s?>")
+_OPENING_TAG = re.compile(r"<([A-Za-z][\w-]*)(?:\s[^<>]{0,200})?>")
+_RAISED_TAG = re.compile(r"<(su[pb])>([^<>\n]{1,100})</\1>", re.IGNORECASE)
+_STRUCK_OUT = frozenset({"del", "strike", "sup", "sub"})
+"""Tags that say something of what is inside: it is none, or not beside what stands before."""
+_OTHER_MARKS = re.compile(r"<\|[^<>|\n]{1,40}\|>|<(?:br|hr)\s?/?>|^ *`{3,}\w*\s*$|`", re.MULTILINE)
+"""Special tokens, breaks, fences of code and backticks."""
+_EMPHASIS = re.compile(
+    r"(?<![\w*\\)\]}^$])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_\n]{1,200})(?<=\S)\1(?![\w*({])"
 )
 _SAID = re.compile(
     r".*(?<![a-z])(?:answer\s+(?:is|was)(?:\s+(?:therefore|thus|then|simply))?[:\uff1a]?"
@@ -71,6 +85,7 @@ _COMMANDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname)\s*\{[^{}]*\}
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 """Calculator notes in worked solutions of GSM8K: `<<18-7=11>>`."""
 _TIMES = re.compile(r"(?<=[0-9]) ?[xX] ?(?=\$?[0-9])")
+_QUOTES = "\"'\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb\u300c\u300d"
 _EDGE = re.compile(r"^[\s,;:.*/+=_-]|[\s,;:.*/+=_-]$")
 
 
@@ -92,7 +107,7 @@ def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
     that repeating `12+34=` answers nothing. A text that cannot be read as a whole is no answer;
     parts of it are not used.
     """
-    tail = without_thinking(completion)[-_MAX_COMPLETION:]
+    tail = _without_markup(without_thinking(completion)[-_MAX_COMPLETION:])
     box_at = tail.rfind(_BOX)
     line = max(_LINE.finditer(tail), key=lambda found: found.start(), default=None)
     line_at = line.start() if line else -1
@@ -105,6 +120,21 @@ def extract_answer(completion: str, *, form: AnswerForm | None = None) -> str:
     last = lines[-1][-_MAX_LINE:] if lines else ""
     said = _SAID.match(last)
     return _announced(last[said.end() :]) if said else _searched(last)
+
+
+def _without_markup(text: str) -> str:
+    """Return `text` without tags, backticks and emphasis; `<answer>` is a line `Answer: ...`.
+
+    A tag counts as one only if it is closed, since `x<y and z>4` is mathematics.
+    """
+    plain = _ANSWER_TAG.sub(r"\nAnswer: \2\n", text)
+    plain = _RAISED_TAG.sub(
+        lambda found: f"{'^' if found[1].lower() == 'sup' else '_'}{{{found[2]}}}", plain
+    )
+    closed = {name.lower() for name in _CLOSING_TAG.findall(plain)} - _STRUCK_OUT
+    for tags in (_OPENING_TAG, _CLOSING_TAG):
+        plain = tags.sub(lambda tag: " " if tag[1].lower() in closed else tag[0], plain)
+    return _EMPHASIS.sub(r" \2 ", _OTHER_MARKS.sub(" ", plain))
 
 
 def final_answer(solution: str) -> str:
@@ -236,7 +266,7 @@ def _last_mathematics(line: str) -> str:
     runs: list[list[str]] = [[]]
     spaced = _SEAM.sub(" ", _LABEL.sub("", line.replace("**", " ")))
     for word in _CALCULATOR.sub("", spaced).split():
-        bare = word.strip("()[]{}.,;:!?\"'\u3002\uff01\uff1f\uff1a")
+        bare = word.strip(f"()[]{{}}.,;:!?{_QUOTES}\u3002\uff01\uff1f\uff1a")
         is_joint = _JOINT.fullmatch(bare) is not None and bool(runs[-1])
         if is_joint or not _is_prose(word):
             runs[-1].append("and" if is_joint and bare != "or" else word)
@@ -252,7 +282,8 @@ def _last_mathematics(line: str) -> str:
             words.pop(0)
         text = " ".join(words)
         if _has_digit(text) or "\\" in text:
-            plain = text.lstrip(",;:!?\"' \uff1a").rstrip(",;:!?.\"' \u3002\uff01\uff1f")
+            plain = text.lstrip(f",;:!?{_QUOTES} \uff1a")
+            plain = plain.rstrip(f",;:!?.{_QUOTES} \u3002\uff01\uff1f")
             return _right_side(_balanced(plain))
     return ""
 
