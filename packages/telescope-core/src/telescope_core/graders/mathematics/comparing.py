@@ -11,6 +11,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib import import_module
 from typing import Any, cast
@@ -23,9 +24,11 @@ CPU_LIMIT_SIGNAL = signal.SIGPROF
 """Signal that ends the process when a pair has used up its processor time."""
 _POINTS = ((3, 7), (-5, 11), (17, 4), (-2, 9))
 """Points at which equal formulas must agree: for each, the first fraction and its step."""
-_DIGITS = 30
-_CLOSE = 10**12
+_DIGITS, _CLOSE = 30, 10**12
 """Values agree when their difference is smaller than the larger of them by this factor."""
+_MORE_DIGITS, _CLOSER = 1300, 10**1100
+"""The same for values that agree so far. Exponents are at most 1000, so that `\\sqrt{10^{1000}+1}`,
+which differs from `10^{500}` by one part in `10^{1000}`, is the closest that can be written."""
 _DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)")
 _IMAGINARY = re.compile(r"(?<![\\A-Za-z])i(?![A-Za-z])")
 _SLASH = re.compile(
@@ -157,20 +160,32 @@ def _agree(one: Any, other: Any) -> bool:
     sympy: Any = import_module("sympy")
     if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
         return True
+    # Of integrals, sums and rounded numbers no more digits are to be had, at least not in time.
+    vague = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Float)
+    is_vague = one.has(*vague) or other.has(*vague)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     for first, step in _POINTS if symbols else _POINTS[:1]:
         point = {symbol: sympy.Rational(first + 2 * at, step) for at, symbol in enumerate(symbols)}
         try:
-            values = [side.subs(point).doit().evalf(_DIGITS) for side in (one, other)]
-            if values[0] != values[1] and not {sympy.oo, -sympy.oo}.isdisjoint(values):
-                return False
-            sizes = [abs(value) for value in (*values, values[0] - values[1])]
-            is_off = all(size.is_finite for size in sizes) and sizes[2] > max(sizes[:2]) / _CLOSE
+            sides = [side.subs(point).doit() for side in (one, other)]
+            is_off = _differ(sides, _DIGITS, _CLOSE) or (
+                not is_vague and sides[0] != sides[1] and _differ(sides, _MORE_DIGITS, _CLOSER)
+            )
         except (TypeError, ValueError, OverflowError):
             continue  # no number there, such as a logarithm of zero
         if is_off:
             return False
     return True
+
+
+def _differ(sides: Sequence[Any], num_digits: int, close: int) -> bool:
+    """Return whether two numbers differ, in that many digits."""
+    sympy: Any = import_module("sympy")
+    values = [side.evalf(num_digits, maxn=2 * num_digits) for side in sides]
+    if values[0] != values[1] and not {sympy.oo, -sympy.oo}.isdisjoint(values):
+        return True
+    sizes = [abs(value) for value in (*values, values[0] - values[1])]
+    return all(size.is_finite for size in sizes) and bool(sizes[2] > max(sizes[:2]) / close)
 
 
 def _say(what: object) -> None:

@@ -97,7 +97,15 @@ score double twice triple and or to plus minus times over mod modulo by less mor
 not no if when where for is are with without negative positive factorial choose base power root
 infinity imaginary real undefined otherwise all pi sin cos tan log exp sqrt squared cubed only
 then through between per about approximately sets groups
+tens mil mils mill mille mln mio bil tril gross thou grand myriad myriads lac lacs googol couple
+couples scores fold percent permille permil permyriad basis ppm ppb ppt bps treble quadruple
+quintuple twentieth twentieths
 """
+_MULTIPLE = re.compile(
+    r"[a-z]*illi(?:on|ard)(?:th)?s?|(?:elev|twelf|[a-z]+teen|[a-z]+tie)(?:en)?ths?"
+    r"|(?:two|three|four|five|six|seven|eight|nine|ten|hundred|thousand)fold"
+)
+"""Further words of numbers: `quadrillion`, `milliards`, `twelfths`, `tenfold`."""
 _NO_LABEL = frozenset(_NO_LABEL_WORDS.split())
 """Words that may be part of a value, so that they never name what is counted."""
 _TOKEN = re.compile(
@@ -198,7 +206,9 @@ def _label(phrase: str) -> Unit | None:
     r"""Return the words of a `\text{...}` as a unit; None if they may be part of the value."""
     found = re.fullmatch(r"\\text\{([A-Za-z .\-]*)\}", phrase.strip())
     words = re.findall(r"[a-z]+", found[1].lower()) if found else []
-    is_label = 0 < len(words) <= 5 and not any(word in _NO_LABEL for word in words)
+    is_label = 0 < len(words) <= 5 and not any(
+        word in _NO_LABEL or _MULTIPLE.fullmatch(word) for word in words
+    )
     if not is_label or not any(len(word) >= 3 for word in words):
         return None
     name = " ".join(word.removesuffix("s") for word in words if word not in _SILENT)
