@@ -46,6 +46,7 @@ _BASES = {
 _BASE_IN_WORDS = re.compile(
     rf"(?<=[0-9A-Fa-f)]) *_ *(?:\{{ *)?(?:\\text *)?\{{ *({'|'.join(_BASES)}) *\}}(?: *\}})?"
 )
+_STOP_IN_TEXT = re.compile(r"(?: *\\text\{[ .,;:]*\})+[.,;: ]*$")
 _END_IN_TEXT = re.compile(r"(?<=[a-z])[.,;:] *\}$")
 _SIGNS = str.maketrans(
     {
@@ -96,13 +97,28 @@ _ROOT = re.compile("\u221a *([0-9.]+|[A-Za-z])?")
 GROUPED = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])", re.ASCII)
 """A number with commas in front of each three digits."""
 _LOOKS = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])|\\! *"
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits)(?![A-Za-z])"
+    r"|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf|bfseries|it"
+    r"|itshape|sf|tt)(?![A-Za-z])"
+    r"|\\(?:text)?color(?:\[[A-Za-z]+\])? *\{[^{}]*\}|\\! *"
 )
+_LEADS = re.compile(
+    r"(?:(?:=(?![<>=])|[\u2248\u2243\u2245\u2234\u2261\u21d2]|\\(?:approx|simeq|cong|doteq|equiv|therefore"
+    r"|Rightarrow|implies)(?![A-Za-z])) *)+"
+)
+"""Signs before an answer that say of no left side that it is equal, or nearly so."""
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?:,\\! *|\{,\})[0-9]{3})+(?![0-9])", re.ASCII)
 """A number with commas that TeX draws close to the digits, which no list has."""
 _CLOSE_COMMA = re.compile(r",\\! *|\{,\}")
-_BARE = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathnormal|boxed|fbox|ensuremath) *\{")
-_UPRIGHT = re.compile(r"\\(?:mathrm|textrm|textbf|textit|textnormal|texttt|mbox|hbox|rm) *\{")
+_BARE = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathnormal|boxed|fbox|ensuremath"
+    r"|underline|uline) *\{"
+)
+_UPRIGHT = re.compile(
+    r"\\(?:mathrm|textrm|textbf|textit|textnormal|texttt|textsf|textsc|textup|emph|mbox|hbox"
+    r"|rm) *\{"
+    r"|\{ *\\rm +(?=[A-Za-z])"
+)
 _SPACES = re.compile(r"(?<!\\)\\[,;:> ]|~|\\(?:q?quad|thinspace|enspace|space)(?![A-Za-z])| +")
 _SPELLINGS = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
@@ -159,10 +175,12 @@ def normalized(text: str) -> str:
     while found := _BARE.search(plain):
         plain = plain[: found.start()] + plain[found.end() - 1 :]
     plain = _BASE_IN_WORDS.sub(lambda found: f"_{{{_BASES[found[1]]}}}", plain)
-    plain = _SPACES.sub(" ", plain)
+    plain = _STOP_IN_TEXT.sub("", _SPACES.sub(" ", plain).strip())
     for pattern, spelling in _SPELLINGS:
         plain = pattern.sub(spelling, plain)
-    plain = _SPACES.sub(" ", plain).strip().rstrip(".,;: \u3002")
+    plain = _SPACES.sub(" ", plain).strip().rstrip(".,;:\\ \u3002")
+    lead = _LEADS.match(plain)
+    plain = plain[lead.end() :] if lead else plain
     return _END_IN_TEXT.sub("}", plain) if "\\text{" in plain else plain
 
 

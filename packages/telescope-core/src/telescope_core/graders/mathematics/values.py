@@ -43,6 +43,8 @@ _BUILT = re.compile(
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,} +[A-Za-z]{2,}|[0-9] +[A-Za-z]{4,}")
+_COUNTED = re.compile(r"([^A-Za-z]*[0-9]) *([A-Za-z][A-Za-z .\-]*)")
+"""A number and what it counts, all of it in `\\text{...}`."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z \-']*")
 _FUNCTIONS_WORDS = """
 arccos arcsin arctan binom cos cot coth csc cosh exp frac gcd lcm lg ln log max min mod pi root
@@ -393,6 +395,10 @@ def _leaf(text: str) -> Value:
     if is_word and (is_text or len(bare.replace(" ", "")) >= 4 or bare.lower() in _SHORT_WORDS):
         few = len(bare.split()) <= 4
         return Words(text=" ".join(bare.split())) if few else Unreadable(text=text)
+    counted = _COUNTED.fullmatch(words.strip()) if is_text else None
+    amount = read_amount(f"{counted[1]}\\text{{{counted[2]}}}") if counted else None
+    if amount is not None:
+        return amount
     if is_text and not is_word and _COMMAND.search(words) is None:
         inner = words.strip()
         return _read(inner) if inner != text and not _PROSE.search(inner) else Unreadable(text=text)
