@@ -13,8 +13,10 @@ LETTERS = "ABCD"
 _MAX_COMPLETION = 100_000
 _OPENS = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{|\\[(\[]|[\s*_$(\[{`'\"]){0,12}"
 _LISTED = (
-    r"[)\]}*_$\s]{0,4}(?:,|/|&|\bor\b|\band\b)[\s*_$(\[]{0,4}"
-    r"(?-i:[A-D])(?=[).,*_$\n]|\Z| or | and )"
+    r"(?:(?:[)\]}*_$`(\s]{0,4}(?:[,;/&]|\band/or\b|\b(?:or|and|plus)\b)"
+    r"|[)\]}*_$` ]{0,4}[+|\\\u2228\u2227]{1,2})[\s*_$`(\[]{0,4}"
+    r"(?-i:[A-D])(?=[).,;/&+|*_$`\n]|\s*\Z| or | and | are | \|| \+)"
+    r"|[)*_]{0,3} {1,3}[(*_]{0,3}(?-i:[A-D])[)*_.]{0,3}[^\S\n]*(?:\n|\Z))"
 )
 """Another letter behind the first: several answers are none."""
 _LETTER = (
@@ -31,6 +33,17 @@ _SAID = re.compile(
     rf"[:\uff1a]?{_LETTER}",
     re.IGNORECASE,
 )
+_TAGGED = re.compile(r"<answer>([^<]{1,500})</answer>", re.IGNORECASE)
+_CHOSEN = re.compile(
+    r"(?:^|[.!:])[\s>*_#]{0,9}(?:(?:so|thus|therefore|hence|overall|finally),?\s[*_]{0,3})?(?:"
+    rf"(?:the )?(?:correct|right|best) (?:option|choice|letter) is[:\uff1a]?{_LETTER}"
+    rf"|(?:option|choice){_LETTER}[)\]*_]{{0,4}} is (?:the )?(?:correct|right)"
+    r"(?: one| option| choice| answer)?"
+    rf"|I(?: would|'ll| will)? (?:choose|pick|select|go with){_LETTER}"
+    r")[)\]}*_$`]{0,6}(?=\Z|[.!])",
+    re.IGNORECASE,
+)
+"""Sentences that end with the choice: `Option B is correct only if ...` is none."""
 _NAMED = re.compile(
     rf"^[\s>*_#]{{0,9}}(?:final |correct )?answer\b{_LETTER}\W*$", re.MULTILINE | re.IGNORECASE
 )
@@ -74,16 +87,24 @@ def letter_in(completion: str) -> str:
 
     Thinking does not count. It is the letter in the last line `Answer: X`, which the prompt asks
     for, else the one in the last box, else the last one after "answer is", else the last line
-    of the word answer and a letter, else the whole reply. Several letters are no answer.
+    of the word answer and a letter, else the last line if it says which option is correct or
+    chosen, else the whole reply. `<answer>X</answer>` counts like a box. Several letters are no
+    answer.
     """
     tail = without_thinking(completion)[-_MAX_COMPLETION:]
     lines = _LINE.findall(tail)
     if lines:
         return lines[-1]
-    boxed = _in_box(boxed_answer(tail) or "")
+    tagged = _TAGGED.findall(tail)
+    boxed = _in_box(tagged[-1].strip() if tagged else boxed_answer(tail) or "")
     said = [boxed] if boxed else _SAID.findall(tail) or _NAMED.findall(tail)
     if said:
         return said[-1]
+    last = tail.strip().rpartition("\n")[2].rstrip(".!*_ ")
+    chosen = list(_CHOSEN.finditer(last))
+    if chosen and chosen[-1].end() == len(last):
+        letters = {letter for found in chosen for letter in found.groups() if letter}
+        return letters.pop() if len(letters) == 1 else ""
     alone = _ALONE.fullmatch(tail) if len(tail) < 100 else None
     return alone[1] if alone else ""
 
