@@ -133,8 +133,10 @@ def _without_markup(text: str) -> str:
     )
     closed = {name.lower() for name in _CLOSING_TAG.findall(plain)} - _STRUCK_OUT
     for tags in (_OPENING_TAG, _CLOSING_TAG):
-        plain = tags.sub(lambda tag: " " if tag[1].lower() in closed else tag[0], plain)
-    return _EMPHASIS.sub(r" \2 ", _OTHER_MARKS.sub(" ", plain))
+        plain = tags.sub(lambda tag: "\0" if tag[1].lower() in closed else tag[0], plain)
+    plain = _EMPHASIS.sub("\0\\2\0", _OTHER_MARKS.sub("\0", plain))
+    # A sign stays at its number: alone it would be the mark of a list.
+    return re.sub(r"(?<=[-+\u2212$])\0+", "", plain).replace("\0", " ")
 
 
 def final_answer(solution: str) -> str:
