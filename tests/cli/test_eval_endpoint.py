@@ -100,6 +100,9 @@ def test_only_settings_that_were_given_are_sent(endpoint, capsys):
     assert evaluate(endpoint) == 0
     assert {*endpoint.requests[0]} == {"model", "messages", "max_tokens"}
     assert "temperature left to the endpoint" in capsys.readouterr().out
+    sampling = EvalFolder(Path("out")).result().settings.sampling
+    assert (sampling.top_p, sampling.top_k, sampling.min_p) == (None, None, None)
+    assert sampling.repetition_penalty is None
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Paired comparison of two evals: the numbers, what is paired, and how often it is right."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from telescope_core.evals import EvalFolder, EvalSettings, compare_results
 from telescope_core.evals.comparison import paired_difference
 from telescope_core.evals.distributions import t_cdf, t_quantile
 from telescope_core.evals.result import result_of
+from telescope_core.evals.settings import as_played
 from telescope_core.records.rows import RolloutRow
 from telescope_core.reports.differences import cautions, paragraph, sentence
 from telescope_core.types import EnvironmentDescription, RolloutStatus
@@ -274,6 +275,37 @@ def test_every_setting_of_sampling_that_differs_is_told(name):
         "extra": "reasoning_effort: not set -> low",
     }.get(name, f"{name}: {getattr(before.settings.sampling, name)} -> {OTHER[name]}")
     assert change in " ".join(cautions(compare_results(before, after)))
+
+
+UNSET = dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty"))
+
+
+def test_a_setting_that_was_left_to_the_endpoint_differs_from_its_usual_value():
+    before = an_eval([("a", [1]), ("b", [0])])
+    sampling = replace(before.settings.sampling, **UNSET)
+    unset = replace(before, settings=replace(before.settings, sampling=sampling))
+    given = replace(sampling, extra={"top_p": 1.0})
+    after = replace(before, settings=replace(before.settings, sampling=given))
+    assert compare_results(unset, unset).setting_changes == ()
+    assert compare_results(unset, after).setting_changes == ("top_p: not set -> 1.0",)
+    assert as_played(sampling) == before.settings.sampling
+
+
+def test_old_evals_at_an_endpoint_have_null_for_what_was_not_sent(tmp_path):
+    result = an_eval([("a", [1])])
+    old = {"base_url": "http://127.0.0.1:1/v1", "sampling": asdict(result.settings.sampling)}
+    folder = EvalFolder.create(tmp_path / "eval", manifest=old)
+    folder.finish(result)
+    sampling = folder.result().settings.sampling
+    assert {name: getattr(sampling, name) for name in UNSET} == UNSET
+    now = {**old["sampling"], **UNSET}
+    EvalFolder.resume(folder.path, manifest={**old, "sampling": now}).finish(result)
+    other = {**now, "extra": {"top_p": 1.0}}
+    with pytest.raises(ConfigError, match=r"sampling.extra.top_p: None then, 1.0 now"):
+        EvalFolder.resume(folder.path, manifest={**old, "sampling": other})
+    of_training = EvalFolder.create(tmp_path / "trained", manifest={"tag": "before"})
+    of_training.finish(result)
+    assert of_training.result().settings.sampling.top_p == 1.0
 
 
 def test_the_environment_s_own_settings_that_differ_are_told():

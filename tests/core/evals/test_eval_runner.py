@@ -469,7 +469,7 @@ async def test_cancelling_the_eval_cancels_its_rollouts():
         ({"sampling": Sampling(max_tokens=4, temperature="1")}, ["temperature", "a number", "'1'"]),
         ({"sampling": Sampling(max_tokens=4, top_p=2)}, ["top_p", "from 0 to 1", "2"]),
         ({"sampling": Sampling(max_tokens=4, top_p=0)}, ["top_p", "0"]),
-        ({"sampling": Sampling(max_tokens=4, min_p=None)}, ["min_p", "a number", "None"]),
+        ({"sampling": Sampling(max_tokens=4, min_p="0")}, ["min_p", "a number", "'0'"]),
         ({"sampling": Sampling(max_tokens=4.5)}, ["max_tokens", "a whole number", "4.5"]),
         ({"num_examples": "3"}, ["examples", "a whole number", "'3'"]),
         ({"num_examples": 1.5}, ["examples", "a whole number", "1.5"]),

@@ -54,6 +54,7 @@ from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.rescoring import Graded, Rescored, Tally, grade_again
 from telescope_core.evals.result import result_of
+from telescope_core.evals.settings import as_played
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
 from telescope_core.open import open_environment, record_environment
@@ -374,7 +375,9 @@ def _saved(name: str, environment_id: str, of: str | None, steps: str | None) ->
         name=manifest.get("environment") or manifest["name"],
         settings=manifest.get("env") or {},
         split=Split(manifest.get("split") or Split.EVAL),
-        sampling=result.settings.sampling if result is not None else Sampling(max_tokens=1),
+        sampling=(
+            Sampling(max_tokens=1) if result is None else as_played(result.settings.sampling)
+        ),
         model=result.model if result is not None else "",
         record=result.environment_record if result is not None else None,
         num_rollouts=len(rows),

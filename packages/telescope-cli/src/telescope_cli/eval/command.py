@@ -310,6 +310,10 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
         temperature=1.0 if temperature is None and is_folder else temperature,
         seed=options["seed"],
         stop=tuple(options["stop"]),
+        top_p=None,
+        top_k=None,
+        min_p=None,
+        repetition_penalty=None,
         extra=extra,
     )
 

@@ -141,13 +141,14 @@ class Sampling:
     temperature: float | None = 1.0
     """Divides the logits; 0 = always the likeliest token. None = not set: an endpoint then uses its
     own. In training it is always set."""
-    top_p: float = 1.0
-    """Smallest set of likeliest tokens whose probabilities sum to this is sampled from; 1 = all."""
-    top_k: int = -1
+    top_p: float | None = 1.0
+    """Smallest set of likeliest tokens whose probabilities sum to this is sampled from; 1 = all.
+    None, as in the next three = not set, but for what `extra` has; only in settings of evals."""
+    top_k: int | None = -1
     """Number of likeliest tokens that are sampled from; -1 = all."""
-    min_p: float = 0.0
+    min_p: float | None = 0.0
     """Tokens less likely than this share of the likeliest one are not sampled; 0 = none."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = 1.0
     """Divides the logits of tokens that occurred before; 1 = no penalty."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn."""

@@ -426,7 +426,7 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields: dict[str, Any] = {"max_tokens": sampling.max_tokens}
     if sampling.temperature is not None:
         fields["temperature"] = sampling.temperature
-    if sampling.top_p != 1.0:
+    if sampling.top_p not in (None, 1.0):
         fields["top_p"] = sampling.top_p
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
@@ -434,10 +434,10 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
         fields["include_stop_str_in_output"] = True
     if sampling.seed is not None:
         fields["seed"] = sampling.seed
-    if sampling.top_k > 0:
+    if sampling.top_k is not None and sampling.top_k > 0:
         fields["top_k"] = sampling.top_k
-    if sampling.min_p > 0.0:
+    if sampling.min_p is not None and sampling.min_p > 0.0:
         fields["min_p"] = sampling.min_p
-    if sampling.repetition_penalty != 1.0:
+    if sampling.repetition_penalty not in (None, 1.0):
         fields["repetition_penalty"] = sampling.repetition_penalty
     return {**fields, **sampling.extra}

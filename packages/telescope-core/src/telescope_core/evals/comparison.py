@@ -281,7 +281,7 @@ def _settings_that_matter(result: EvalResult) -> Mapping[str, object]:
 
 
 def _sampled(sampling: Sampling) -> dict[str, object]:
-    """Return every sampling setting that is set, by name."""
+    """Return every sampling setting that is set, by name; others are left to the endpoint."""
     plain = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
     plain |= {"temperature": sampling.temperature_text, "stop": list(sampling.stop)}
     extra = dict(plain.pop("extra"))

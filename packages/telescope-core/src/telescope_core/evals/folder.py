@@ -21,6 +21,7 @@ from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
+from telescope_core.evals.settings import UNSENT
 from telescope_core.records.files import (
     append_content,
     append_json_line,
@@ -124,8 +125,8 @@ class EvalFolder:
             folder._require_ended()
             # Values of secrets are not in the folder: they come again with the command.
             refused = _refused(
-                without_secrets(folder.manifest(), keeps_names=False),
-                without_secrets(plain(manifest), keeps_names=False),
+                without_secrets(_with_unset(folder.manifest()), keeps_names=False),
+                without_secrets(_with_unset(plain(manifest)), keeps_names=False),
             )
             if refused:
                 raise ConfigError(
@@ -282,6 +283,18 @@ class EvalFolder:
         write_json(self.path / "eval.json", {"manifest": shown, "run": run})
 
 
+def _with_unset(settings: Any) -> Any:
+    """Return the settings of an eval at an endpoint, with null for sampling that was not sent.
+
+    Earlier versions recorded there the value that changes nothing.
+    """
+    sampling = settings.get("sampling") if isinstance(settings, dict) else None
+    if not isinstance(sampling, dict):
+        return settings
+    unset = {name: None for name, value in UNSENT.items() if sampling.get(name) == value}
+    return {**settings, "sampling": {**sampling, **unset}}
+
+
 def _row_in(line: bytes) -> RolloutRow | Exception:
     """Return the row in a line of `rollouts.jsonl`, or why it cannot be read."""
     try:
@@ -375,9 +388,12 @@ def read_result(folder: Path) -> EvalResult | None:
         if path.exists():
             raise ConfigError(damaged(str(path)))
         return None
+    manifest = (read_json(folder / "eval.json") or {}).get("manifest") or {}
     if fields.get("environment_settings") is None:
-        about = read_json(folder / "eval.json") or {}
-        fields["environment_settings"] = about.get("manifest", {}).get("env")
+        fields["environment_settings"] = manifest.get("env")
+    # Evals of a training run have no URL, and sample with all of their settings.
+    if "base_url" in manifest:
+        fields["settings"] = _with_unset(fields.get("settings"))
     # Evals of earlier versions have values of secrets there.
     fields["environment_settings"] = without_secrets(fields["environment_settings"])
     try:

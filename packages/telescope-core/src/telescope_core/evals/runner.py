@@ -21,7 +21,7 @@ from telescope_core.base.seeds import ENDPOINT_BITS, derived_seed
 from telescope_core.base.types import Group, Rollout, RolloutStatus
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals.result import EvalResult, result_of
-from telescope_core.evals.settings import EvalSettings, check_split
+from telescope_core.evals.settings import EvalSettings, as_played, check_split
 from telescope_core.gateway import canceled_attempt
 from telescope_core.records.rows import RolloutRow, readable_row, row_of
 
@@ -225,7 +225,7 @@ class _EvalRun:
         self.on_attempt(readable_row(row_of(rollout)))
 
     def _request(self, job: _Job, *, attempt: int) -> PlayRequest:
-        sampling = self.settings.sampling
+        sampling = as_played(self.settings.sampling)
         if sampling.seed is not None:
             # Independent of the number of rollouts, so that an eval can grow. Hashed, because sums
             # would give evals with neighboring seeds the same samples.

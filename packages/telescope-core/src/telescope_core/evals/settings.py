@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 
 from telescope_core.base.errors import ConfigError
@@ -12,6 +12,12 @@ MAX_FAILURES_IN_A_ROW = 64
 """Failed rollouts in a row after which an eval stops, unless its settings say otherwise."""
 _SHARES = ("top_p", "min_p")
 """Settings of sampling that are shares of the probability."""
+UNSENT = {
+    one.name: one.default
+    for one in fields(Sampling)
+    if one.name in ("top_p", "top_k", "min_p", "repetition_penalty")
+}
+"""Settings of sampling that an eval may leave to the endpoint -> the value that is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +78,8 @@ class EvalSettings:
         }
         for name, value in limits.items():
             _require_count(name, value)
-        sampled = {one.name: getattr(self.sampling, one.name) for one in fields(self.sampling)}
+        sampling = as_played(self.sampling)
+        sampled = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
         temperature = 0.0 if self.sampling.temperature is None else self.sampling.temperature
         numbers = {**sampled, "deadline_s": self.deadline_s, "temperature": temperature}
         for name in ("deadline_s", "temperature", *_SHARES):
@@ -89,6 +96,12 @@ class EvalSettings:
         for name in _SHARES:
             if not 0 <= sampled[name] <= 1 or (name == "top_p" and sampled[name] == 0):
                 raise ConfigError(f"{name} must be a share, from 0 to 1, got {sampled[name]:g}")
+
+
+def as_played(sampling: Sampling) -> Sampling:
+    """Return `sampling` as rollouts get it: what is not set has the value that is not sent."""
+    unset = {name: value for name, value in UNSENT.items() if getattr(sampling, name) is None}
+    return replace(sampling, **unset)
 
 
 def _require_count(name: str, value: object) -> None:
