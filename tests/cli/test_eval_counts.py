@@ -21,7 +21,7 @@ from telescope_core.evals.rescoring import (
     RewardChange,
     StepChange,
 )
-from telescope_core.evals.result import counts_of, left_out_of, result_of
+from telescope_core.evals.result import counts_of, left_out_of, result_of, reward_parts
 from telescope_core.evals.stats import Estimate
 from telescope_core.records import RolloutRow
 from telescope_core.types import (
@@ -187,6 +187,27 @@ def test_each_way_of_being_cut_is_counted_and_old_results_count_nothing():
     old = replace(result, stop_reasons={}, num_truncated=0, split_size=None)
     assert [one.number for one in counts_of(old)] == [0]
     assert left_out_of(old) == []
+
+
+def test_parts_of_a_reward_are_shown_if_there_are_several():
+    def row(index, **rewards):
+        return RolloutRow(
+            **{"step": 0, "environment": "sums", "example_id": "a", "group_id": "a"},
+            **{"index": index, "status": RolloutStatus.KEPT, "reward": 0.5, "rewards": rewards},
+        )
+
+    about = replace(DESCRIPTION, reward_weights={"right": 1.0, "style": 0.25})
+    rows = [row(0, right=1.0, style=0.5), row(1, right=0.0, style=1.0)]
+    result = result_of(rows, SETTINGS, about, model="m", duration_s=1.0)
+    assert result.rewards == {"right": 0.5, "style": 0.75}
+    names, means = (list(column.cells) for column in result_table(result).columns[:2])
+    assert dict(zip(names[1:3], means[1:3], strict=True)) == {
+        "  right, weight 1": "0.500",
+        "  style, weight 0.25": "0.750",
+    }
+    single = result_of([row(0, right=1.0)], SETTINGS, about, model="m", duration_s=1.0)
+    assert not any("right" in name for name in result_table(single).columns[0].cells)
+    assert reward_parts(replace(result, rewards={})) == []
 
 
 def test_a_tiny_mean_such_as_a_cost_keeps_its_digits():

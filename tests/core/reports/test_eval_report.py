@@ -30,7 +30,7 @@ def a_row(index, reward, **changes):
         "index": 0,
         "status": RolloutStatus.KEPT,
         "reward": reward,
-        "rewards": {"correct": reward},
+        "rewards": {"correct": reward, "brief": 0.25},
         "metrics": {"tool_calls": 2.0, "tool_calls/add": 2.0, "slips": 1.0},
         "golden_answers": {"answer": "four <4>"},
         "tags": {"attempts": "2"},
@@ -89,6 +89,12 @@ def test_metrics_of_tools_are_listed_with_their_direction(path):
     words = text.split()
     assert words[words.index("tool_calls/add") + 1] == "2.000"
     assert words[words.index("slips") + 1 :][:4] == ["lower", "is", "better", "1.000"]
+
+
+def test_parts_of_the_reward_are_listed(path):
+    text = " ".join(" ".join(Checker(path.read_text()).text).split())
+    assert "Parts of the reward Unweighted means over the scored rollouts. reward mean" in text
+    assert "brief 0.250 correct 0.571" in text
 
 
 def test_the_page_loads_nothing_and_shows_all_without_scripts(path):

@@ -21,6 +21,7 @@ from telescope_core.evals.result import (
     counts_of,
     duration_note,
     left_out_of,
+    reward_parts,
     spent_in,
 )
 from telescope_core.evals.runner import reusable
@@ -170,14 +171,16 @@ def result_table(result: EvalResult) -> Table:
     _add_estimate(table, "reward", result.reward)
     if result.num_failed:
         _add_estimate(table, "reward, failures at minimum", result.reward_with_failures)
+    for name, about, value in reward_parts(result):
+        table.add_row(f"  {name}{about and f', {about}'}", format_metric(value), "", "")
     for k, estimate in sorted(result.pass_at.items()):
         _add_estimate(table, f"pass@{k}", estimate)
     for k, estimate in sorted(result.pass_all.items()):
         if k > 1:
             _add_estimate(table, f"pass^{k}", estimate)
     for name, value in result.metrics.items():
-        about = result.metric_ranges.get(name)
-        direction = ", lower is better" if about is not None and about.lower_is_better else ""
+        known = result.metric_ranges.get(name)
+        direction = ", lower is better" if known is not None and known.lower_is_better else ""
         table.add_row(f"{name}{direction}", format_metric(value), "", "")
     return table
 

@@ -108,6 +108,9 @@ class EvalResult:
     """k -> pass@k over the tasks with at least k scored rollouts."""
     pass_all: Mapping[int, Estimate | None]
     """k -> pass^k over the same tasks."""
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Unweighted mean of each part of the reward over the scored rollouts that have it; empty in
+    results from before it was computed."""
     metrics: Mapping[str, float]
     """Mean of each metric over scored rollouts."""
     metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
@@ -165,6 +168,17 @@ def counts_of(result: EvalResult) -> list[Count]:
     ]
     truncated = Count(result.num_truncated, "truncated by max_tokens")
     return [truncated, *(one for one in counts if one.number)]
+
+
+def reward_parts(result: EvalResult) -> list[tuple[str, str, float]]:
+    """Return (name, words about it, mean) of each part of the reward; empty if it has one alone."""
+    if len(result.rewards) < 2:
+        return []
+    weights = result.reward_weights
+    return [
+        (name, f"weight {weights[name]:g}" if name in weights else "", mean)
+        for name, mean in result.rewards.items()
+    ]
 
 
 def format_tokens(mean: float | None) -> str:
@@ -278,10 +292,8 @@ def result_of(
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),
         pass_at={k: success_rate(counts, k, every=False) for k in settings.ks},
         pass_all={k: success_rate(counts, k, every=True) for k in settings.ks},
-        metrics={
-            name: _mean([row.metrics[name] for row in scored if name in row.metrics])
-            for name in sorted({name for row in scored for name in row.metrics})
-        },
+        rewards=_means([row.rewards for row in scored]),
+        metrics=_means([row.metrics for row in scored]),
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
         mean_prompt_tokens=_mean_of_known([row.num_prompt_tokens for row in scored]),
@@ -293,6 +305,12 @@ def result_of(
         duration_s=duration_s,
         tasks=tasks,
     )
+
+
+def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each name over those that have it."""
+    names = sorted({name for one in values for name in one})
+    return {name: _mean([one[name] for one in values if name in one]) for name in names}
 
 
 def _is_scored(row: RolloutRow) -> bool:

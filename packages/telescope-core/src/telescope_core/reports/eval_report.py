@@ -11,6 +11,7 @@ from telescope_core.evals.result import (
     counts_of,
     duration_note,
     left_out_of,
+    reward_parts,
     spent_in,
 )
 from telescope_core.records.files import write_text
@@ -37,6 +38,7 @@ def write_eval_report(folder: EvalFolder) -> Path | None:
         _header(result),
         _estimates(result),
         _failures(result),
+        _parts(result),
         _metrics(result),
         _samples(folder, result),
         _settings(folder),
@@ -114,6 +116,17 @@ def _failures(result: EvalResult) -> str:
         "<h2>Failures</h2>"
         '<p class="soft">These rollouts have no reward and are not part of any mean.</p>'
         f"{html.table(['reason', 'rollouts'], rows)}"
+    )
+
+
+def _parts(result: EvalResult) -> str:
+    rows = [(name, about, format_metric(mean)) for name, about, mean in reward_parts(result)]
+    if not rows:
+        return ""
+    return (
+        "<h2>Parts of the reward</h2>"
+        '<p class="soft">Unweighted means over the scored rollouts.</p>'
+        f"{html.table(['reward', '', 'mean'], rows, num_text_columns=2)}"
     )
 
 
