@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import pytest
 
+from telescope_cli.eval.compare import comparison_to_json
 from telescope_core import ConfigError, Sampling, Split
 from telescope_core.evals import EvalFolder, EvalSettings, compare_results
 from telescope_core.evals.comparison import paired_difference
@@ -195,9 +196,30 @@ def test_examples_are_paired_by_id_and_the_others_are_told():
     assert cautions(comparison) == [
         "1 example is left out, because only the first eval scored them.",
         "2 examples are left out, because only the second eval scored them.",
+        "Of 8 rollouts of the first eval, 2 failed; what has no reward is left out, which can "
+        "change the means.",
     ]
     with pytest.raises(ConfigError, match="with no id in both"):
         compare_results(before, an_eval([("x", [1])]))
+
+
+def test_failed_and_missing_rollouts_of_either_are_told():
+    before = an_eval([("a", [1, 0, 1, None]), ("b", [0, 0, 1, 1])], ks=(1, 4))
+    after = an_eval([("a", [1, 1, 1, 1]), ("b", [0, 0, 1, 1])], ks=(1, 4))
+    assert cautions(compare_results(after, after)) == []
+    comparison = compare_results(before, replace(after, num_rollouts=10))
+    assert cautions(comparison) == [
+        "Of 8 rollouts of the first eval, 1 failed; what has no reward is left out, which can "
+        "change the means.",
+        "Of 10 rollouts of the second eval, 2 are missing; what has no reward is left out, which "
+        "can change the means.",
+        "pass@4 is over 1 of 2 examples, pass^4 is over 1 of 2 examples, because the others have "
+        "fewer scored rollouts than k.",
+    ]
+    told = comparison_to_json(comparison)
+    counts = {"num_rollouts": 8, "num_scored": 7, "num_failed": 1, "num_missing": 0}
+    assert told["before"] == {"model": "m", **counts}
+    assert told["after"]["num_missing"] == 2
 
 
 def test_an_eval_of_which_nothing_was_scored_is_named():

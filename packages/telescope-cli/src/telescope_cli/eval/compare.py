@@ -53,7 +53,11 @@ def compare_command(
 def comparison_to_json(comparison: Comparison) -> dict[str, JsonValue]:
     """Return `comparison` as a JSON object, with values derived from its numbers."""
     differences: list[JsonValue] = [difference_to_json(one) for one in comparison.differences]
-    return {**asdict(comparison), "differences": differences}
+    sides: dict[str, JsonValue] = {
+        name: {**asdict(one), "num_missing": one.num_missing}
+        for name, one in (("before", comparison.before), ("after", comparison.after))
+    }
+    return {**asdict(comparison), **sides, "differences": differences}
 
 
 def difference_to_json(one: Difference) -> dict[str, JsonValue]:

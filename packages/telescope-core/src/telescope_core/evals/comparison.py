@@ -71,11 +71,30 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedEval:
+    """One of the two evals of a comparison: its model, and how many of its rollouts count."""
+
+    model: str
+    num_rollouts: int
+    """Number of rollouts requested."""
+    num_scored: int
+    num_failed: int
+    """Rollouts without a reward."""
+
+    @property
+    def num_missing(self) -> int:
+        """Rollouts that were not played."""
+        return self.num_rollouts - self.num_scored - self.num_failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two evals of one environment, compared over the examples that both scored."""
 
     differences: tuple[Difference, ...]
     """One for each measure that both have: pass@k, pass^k, reward."""
+    before: ComparedEval
+    after: ComparedEval
     num_only_before: int
     """Examples that only the first eval scored."""
     num_only_after: int
@@ -111,10 +130,21 @@ def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
     pairs = [(old[task_id], new[task_id]) for task_id in shared]
     return Comparison(
         differences=tuple(_differences(before, after, pairs)),
+        before=_compared(before),
+        after=_compared(after),
         num_only_before=len(old) - len(shared),
         num_only_after=len(new) - len(shared),
         code_changes=_code_changes(before, after),
         setting_changes=tuple(_setting_changes(before, after)),
+    )
+
+
+def _compared(result: EvalResult) -> ComparedEval:
+    return ComparedEval(
+        model=result.model,
+        num_rollouts=result.num_rollouts,
+        num_scored=result.num_scored,
+        num_failed=result.num_failed,
     )
 
 

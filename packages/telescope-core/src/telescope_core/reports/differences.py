@@ -1,9 +1,10 @@
 """Sentences about the comparison of two evals, for terminals and pages."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 from telescope_core.base.number_text import style_of
-from telescope_core.evals.comparison import Comparison, Difference
+from telescope_core.evals.comparison import ComparedEval, Comparison, Difference
 
 _MOST_CHANGES = 3
 """Most changes of code that are named; a new release may change every file."""
@@ -79,4 +80,29 @@ def cautions(comparison: Comparison) -> list[str]:
         if number:
             noun = "example is" if number == 1 else "examples are"
             found.append(f"{number} {noun} left out, because only the {which} eval scored them.")
+    found += _unscored(comparison.before, "first")
+    found += _unscored(comparison.after, "second")
+    found += _of_fewer(comparison.differences)
     return found
+
+
+def _unscored(one: ComparedEval, which: str) -> Iterator[str]:
+    """Yield a sentence about rollouts of an eval that have no reward."""
+    counts = {"failed": one.num_failed, "are missing": one.num_missing}
+    told = " and ".join(f"{number} {what}" for what, number in counts.items() if number > 0)
+    if told:
+        yield (
+            f"Of {one.num_rollouts} rollouts of the {which} eval, {told}; what has no reward is "
+            "left out, which can change the means."
+        )
+
+
+def _of_fewer(differences: Sequence[Difference]) -> Iterator[str]:
+    """Yield a sentence about the measures that leave out examples with too few scored rollouts."""
+    num_tasks = max(one.num_tasks for one in differences)
+    fewer = [one for one in differences if one.num_tasks < num_tasks]
+    if fewer:
+        told = ", ".join(
+            f"{one.measure} is over {one.num_tasks} of {num_tasks} examples" for one in fewer
+        )
+        yield f"{told}, because the others have fewer scored rollouts than k."
