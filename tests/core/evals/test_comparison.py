@@ -348,6 +348,18 @@ def test_results_of_before_they_held_it_have_the_settings_of_their_folder(tmp_pa
     assert folder.result() == replace(result, environment_settings={"size": 9})
 
 
+def test_no_difference_is_shown_between_results_that_are_not_comparable():
+    before, after = (an_eval([(f"e{i}", [one]) for i in range(40)]) for one in (0, 1))
+    assert compare_results(before, after).main.is_shown
+    comparison = compare_results(before, replace(after, environment="other"))
+    assert not any(one.is_shown for one in comparison.differences)
+    assert sentence(comparison.main) == (
+        "pass@1: from 0.000 to 1.000 (+1.000, 40 examples), which shows nothing, because the two "
+        "results are not comparable"
+    )
+    assert comparison_to_json(comparison)["differences"][0]["is_shown"] is False
+
+
 def test_another_chat_template_is_told():
     before, after = an_eval([("a", [1])]), an_eval([("a", [1])], chat_template="0123456789ab")
     [change] = compare_results(before, after).setting_changes

@@ -6,7 +6,7 @@ the tasks do. Whether the intervals of the two means have values in common says 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from telescope_core.base.environment_record import changes
@@ -58,6 +58,9 @@ class Difference:
     """Number of tasks that both evals scored."""
     is_alike: bool = False
     """Whether all tasks changed by the same, as a single one does."""
+    is_comparable: bool = True
+    """Whether both evals measured the same thing. Not so if the environment's code changed: then
+    the difference says nothing about the models."""
 
     @property
     def change(self) -> float:
@@ -66,8 +69,10 @@ class Difference:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval of the difference excludes zero."""
-        return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
+        """Whether the interval of the difference excludes zero, and the two can be compared."""
+        if not self.is_comparable or self.low is None or self.high is None:
+            return False
+        return not self.low <= 0.0 <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +133,15 @@ def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
             "evaluate both models on the same environment, split and examples"
         )
     pairs = [(old[task_id], new[task_id]) for task_id in shared]
+    code = _code_changes(before, after)
+    found = _differences(before, after, pairs)
     return Comparison(
-        differences=tuple(_differences(before, after, pairs)),
+        differences=tuple(replace(one, is_comparable=not code) for one in found),
         before=_compared(before),
         after=_compared(after),
         num_only_before=len(old) - len(shared),
         num_only_after=len(new) - len(shared),
-        code_changes=_code_changes(before, after),
+        code_changes=code,
         setting_changes=tuple(_setting_changes(before, after)),
     )
 

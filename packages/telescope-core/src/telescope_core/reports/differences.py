@@ -23,6 +23,12 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     one = difference
     style = style_of_difference(one)
     moved = f"from {one.before:{style}} to {one.after:{style}}"
+    if not one.is_comparable:
+        over = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
+        return (
+            f"{one.measure}: {moved} ({one.change:+{style}}, {over}), which shows nothing, because "
+            "the two results are not comparable"
+        )
     if one.low is None or one.high is None or one.p is None:
         return f"{one.measure}: {moved} on a single {unit}, which shows nothing about others"
     numbers = (
