@@ -13,7 +13,7 @@ from tests.core.reports.test_reports import Checker
 from telescope_cli.eval.view import result_table
 from telescope_cli.rescore_view import print_rescored
 from telescope_core.base.number_text import format_metric
-from telescope_core.evals import EvalSettings
+from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.rescoring import (
     GroupChange,
     PartChange,
@@ -208,6 +208,21 @@ def test_parts_of_a_reward_are_shown_if_there_are_several():
     single = result_of([row(0, right=1.0)], SETTINGS, about, model="m", duration_s=1.0)
     assert not any("right" in name for name in result_table(single).columns[0].cells)
     assert reward_parts(replace(result, rewards={})) == []
+
+
+def test_report_shows_each_eval_of_a_folder_of_several(tmp_path, capsys):
+    for model in ("small", "large"):
+        folder = EvalFolder.create(tmp_path / "both" / model, manifest={})
+        folder.finish(result_of([], SETTINGS, DESCRIPTION, model=model, duration_s=1.0))
+    assert telescope("--report", str(tmp_path / "both")) == 0
+    text = capsys.readouterr().out
+    assert text.index("model large") < text.index("model small")
+    assert telescope("--report", str(tmp_path / "both"), "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["result"]["model"] for one in shown] == ["large", "small"]
+    (tmp_path / "empty").mkdir()
+    assert telescope("--report", str(tmp_path / "empty")) == 2
+    assert "or of several evals" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_tiny_mean_such_as_a_cost_keeps_its_digits():

@@ -40,26 +40,46 @@ def show_folder(path: Path, *, as_json: bool) -> None:
             if report is not None:
                 report_console().print(Text(f"Report: {report}"), soft_wrap=True)
     else:
+        _show_evals(path, as_json=as_json)
+
+
+def _show_evals(path: Path, *, as_json: bool) -> None:
+    """Print each eval in the folder of a command that played several."""
+    folders = [EvalFolder(one) for one in sorted(path.iterdir()) if EvalFolder.holds_eval(one)]
+    if not folders:
         raise ConfigError(
-            f"{path} holds neither a run (run.json) nor an eval (eval.json); "
-            "give the folder of a run or an eval"
+            f"{path} holds neither a run (run.json) nor an eval (eval.json), nor folders of evals; "
+            "give the folder of a run, of an eval, or of several evals"
         )
+    if as_json:
+        typer.echo(json.dumps(plain([_eval_to_json(one) for one in folders]), indent=2))
+        return
+    for number, folder in enumerate(folders):
+        if number:
+            typer.echo()
+        _show_eval(folder, as_json=False)
 
 
-def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
+def _eval_to_json(folder: EvalFolder) -> dict[str, JsonValue]:
     results, unreadable = read_results([folder.path])
     result, info = results.get(folder.path.name), folder.info()
     rows, problems = folder.read()
+    return {
+        "path": str(folder.path),
+        "state": info.observed_state if info else None,
+        "num_rollouts_recorded": len(rows),
+        "unreadable": [*unreadable.values(), *problems],
+        "result": result_to_json(result) if result else None,
+    }
+
+
+def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     if as_json:
-        fields: dict[str, JsonValue] = {
-            "path": str(folder.path),
-            "state": info.observed_state if info else None,
-            "num_rollouts_recorded": len(rows),
-            "unreadable": [*unreadable.values(), *problems],
-            "result": result_to_json(result) if result else None,
-        }
-        typer.echo(json.dumps(plain(fields), indent=2))
+        typer.echo(json.dumps(plain(_eval_to_json(folder)), indent=2))
         return
+    results, unreadable = read_results([folder.path])
+    result, info = results.get(folder.path.name), folder.info()
+    rows, problems = folder.read()
     for problem in unreadable.values():
         tell(f"Note: {problem}", style="yellow")
     print_unreadable(problems)
