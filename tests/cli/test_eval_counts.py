@@ -10,7 +10,8 @@ from aiohttp import web
 from tests.cli.echo import telescope
 from tests.core.reports.test_reports import Checker
 
-from telescope_cli.eval.view import result_table
+from telescope_cli.console import report_console
+from telescope_cli.eval.view import print_results, result_table
 from telescope_cli.rescore_view import print_rescored
 from telescope_core.base.number_text import format_metric
 from telescope_core.evals import EvalFolder, EvalSettings
@@ -223,6 +224,23 @@ def test_report_shows_each_eval_of_a_folder_of_several(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert telescope("--report", str(tmp_path / "empty")) == 2
     assert "or of several evals" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("ks", [(1, 2), (1, 2, 4)])
+def test_further_ks_are_in_the_table_of_several_evals_or_said_to_be_elsewhere(ks, capsys):
+    settings = replace(SETTINGS, rollouts=4, ks=ks)
+    result = result_of([], settings, DESCRIPTION, model="m", duration_s=1.0)
+    half = Estimate(mean=0.5, low=0.25, high=0.75, num_tasks=2)
+    result = replace(result, pass_at=dict.fromkeys(ks, half), pass_all={1: half, 2: None})
+    print_results(report_console(), ("environment", "model"), [(("sums", "m"), result)] * 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    if ks == (1, 2):
+        assert "pass@1 95% interval pass@2 pass^2 reward" in text
+        assert "sums m 0.500 0.250 to 0.750 0.500 - - 0/" in text
+    else:
+        assert "Also pass@2, pass@4, pass^2, pass^4 of each: telescope eval --report FOLDER" in text
 
 
 def test_a_tiny_mean_such_as_a_cost_keeps_its_digits():

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from telescope_cli.console import EscapingConsole, print_table, report_console
+from telescope_cli.console import EscapingConsole, report_console
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
 from telescope_cli.eval.play import EvalOutcome, evaluate, telling
@@ -27,7 +25,7 @@ from telescope_cli.eval.view import (
     first_errors,
     print_errors,
     print_result,
-    result_cells,
+    print_results,
 )
 from telescope_cli.output import prints_kept_off
 from telescope_core.base.errors import ConfigError, TooManyFailedError
@@ -397,17 +395,8 @@ def _to_json(outcome: EvalOutcome) -> JsonValue:
 
 def _print_table(outcomes: Sequence[EvalOutcome]) -> None:
     console = report_console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("environment")
-    table.add_column("model")
-    results = [one.result for one in outcomes if one.result is not None]
-    k = min(results[0].pass_at) if results else 1
-    for name in (f"pass@{k}", "95% interval", "reward", "scored"):
-        table.add_column(name, justify="right")
-    for one in outcomes:
-        cells = result_cells(one.result, k) if one.result else ["-", "-", "-", "failed"]
-        table.add_row(one.request.environment, one.request.model or "", *cells)
-    print_table(console, table)
+    rows = [((one.request.environment, one.request.model or ""), one.result) for one in outcomes]
+    print_results(console, ("environment", "model"), rows)
     for one in outcomes:
         console.print(Text(f"{one.request.name}: {one.folder.path}"), soft_wrap=True)
         for line in count_lines(one.result) if one.result is not None else ():

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import comparison_to_json
-from telescope_cli.eval.view import print_result, print_unreadable, result_cells, tell
+from telescope_cli.eval.view import print_result, print_results, print_unreadable, tell
 from telescope_cli.run_report import write_run_report
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.number_text import format_metric, style_of
@@ -113,13 +113,8 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
     if overview.counts:
         print_table(console, _count_table(overview))
     if overview.evals:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("eval")
-        for name in ("pass@1", "95% interval", "reward", "scored"):
-            table.add_column(name, justify="right")
-        for name, result in overview.evals.items():
-            table.add_row(name, *result_cells(result, 1))
-        print_table(console, table)
+        rows = [((name,), result) for name, result in overview.evals.items()]
+        print_results(console, ("eval",), rows)
     if overview.unfinished_evals:
         unfinished = ", ".join(overview.unfinished_evals)
         console.print(Text(f"evals without a result: {unfinished}"))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +28,7 @@ from telescope_core.evals.result import (
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
 
+_UNLIMITED_WIDTH = 10_000
 _MOST_ERRORS = 5
 _ERROR_CHARACTERS = 600
 
@@ -193,12 +195,53 @@ def format_interval(estimate: Estimate) -> str:
     return f"{estimate.low:{style}} to {estimate.high:{style}}"
 
 
-def result_cells(result: EvalResult, k: int) -> list[str]:
-    """Return pass@k, its interval, the mean reward and the number of scored rollouts."""
+def print_results(
+    console: Console, heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult | None]]
+) -> None:
+    """Print one line for each eval: its names under `heads`, and its numbers.
+
+    The smallest k has an interval. Further ones stand behind it if they fit; else a line says where
+    they are.
+    """
+    ks = sorted({k for _, result in rows if result is not None for k in result.pass_at}) or [1]
+    further = [f"pass@{k}" for k in ks[1:]] + [f"pass^{k}" for k in ks if k > 1]
+    table = _table_of_results(heads, rows, ks[0], further)
+    unlimited = console.options.update_width(_UNLIMITED_WIDTH)
+    if not further or Measurement.get(console, unlimited, table).maximum <= console.width:
+        print_table(console, table)
+        return
+    print_table(console, _table_of_results(heads, rows, ks[0], []))
+    text = f"Also {', '.join(further)} of each: telescope eval --report FOLDER"
+    console.print(Text(text))
+
+
+def _table_of_results(
+    heads: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], EvalResult | None]],
+    k: int,
+    further: Sequence[str],
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0) if further else (0, 1))
+    for name in heads:
+        table.add_column(name)
+    for name in (f"pass@{k}", "95% interval", *further, "reward", "scored"):
+        table.add_column(name, justify="right")
+    for names, result in rows:
+        missing = [*["-"] * (3 + len(further)), "failed"]
+        table.add_row(*names, *(missing if result is None else _result_cells(result, k, further)))
+    return table
+
+
+def _result_cells(result: EvalResult, k: int, further: Sequence[str]) -> list[str]:
+    """Return pass@k, its interval, further measures, the mean reward and the number scored."""
     solved = result.pass_at.get(k)
+    measures = {f"pass@{k}": one for k, one in result.pass_at.items()}
+    measures |= {f"pass^{k}": one for k, one in result.pass_all.items()}
+    others = [measures.get(name) for name in further]
     return [
         f"{solved.mean:.3f}" if solved else "-",
         format_interval(solved) if solved else "-",
+        *(f"{one.mean:.3f}" if one else "-" for one in others),
         format_metric(result.reward.mean) if result.reward else "-",
         f"{result.num_scored}/{result.num_rollouts}",
     ]
