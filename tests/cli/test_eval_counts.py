@@ -275,7 +275,12 @@ def test_tables_keep_the_digits_of_tiny_and_huge_rewards(capsys):
         **{"groups": GroupChange(num_compared=0, gained=(), lost=()), "largest": (largest,)},
         **{"not_graded": {}, "left_out": {}, "errors": {}},
     )
+    for number, told in ((1, "graded, 1 step\n"), (0, "graded\n")):
+        one = replace(rescored, steps=(replace(steps[0], step=number),))
+        print_rescored(one, title="", code_changes=(), hide=())
+        assert told in capsys.readouterr().out
     print_rescored(rescored, title="", code_changes=(), hide=())
     text = capsys.readouterr().out
+    assert "graded, 2 steps\n" in text
     assert "0.0001 -> 0.0007  step 1" in text
     assert len(re.findall(r"0\.0001 +0\.0007 +\+0\.0006", text)) == 2

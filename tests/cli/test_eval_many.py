@@ -9,6 +9,7 @@ from telescope_cli.eval.view import EvalProgress
 from telescope_core import Rollout, Sampling
 from telescope_core.evals import EvalSettings, read_result
 from telescope_core.records.rows import row_of
+from telescope_core.types import RolloutStatus
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -223,3 +224,23 @@ def test_progress_counts_only_what_is_not_played_again(whole_groups, num_kept, c
     settings = EvalSettings(num_examples=2, rollouts=2, sampling=Sampling(max_tokens=1))
     EvalProgress(settings, done=[row_of(one) for one in rollouts], whole_groups=whole_groups)
     assert f"resuming: {num_kept} rollouts" in capsys.readouterr().err
+
+
+def test_progress_has_the_mean_over_examples_that_the_result_has(capsys):
+    rewards = {"a": (1.0, 1.0, 1.0), "b": (0.0, None, None)}
+    rows = [
+        row_of(
+            Rollout(
+                **{"environment": "e", "example_id": name, "group_id": name, "index": index},
+                reward=one,
+                status=RolloutStatus.FAILED if one is None else RolloutStatus.KEPT,
+            )
+        )
+        for name, values in rewards.items()
+        for index, one in enumerate(values)
+    ]
+    settings = EvalSettings(num_examples=2, rollouts=3, sampling=Sampling(max_tokens=1))
+    progress = EvalProgress(settings, done=[], whole_groups=False)
+    for row in rows:
+        progress.update(row)
+    assert "6/6 rollouts, reward 0.500, 2 failed" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
+from telescope_core.evals.result import RewardSoFar
 from telescope_core.records import RunFolder
 from telescope_core.records.files import plain
 from telescope_core.records.identity import RunInfo, RunState
@@ -88,12 +89,15 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
         return
     if info is None:
         return
-    scored = [row.reward for row in rows if row.reward is not None]
+    so_far = RewardSoFar()
+    for row in rows:
+        if row.reward is not None:
+            so_far.add(row.example_id, row.group_id, row.reward)
     console = report_console()
     console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
     console.print(_state_line(info, info.observed_state))
-    mean = f", mean reward {format_metric(sum(scored) / len(scored))} so far" if scored else ""
-    console.print(f"{len(rows)} rollouts recorded, {len(scored)} scored{mean}")
+    mean = "" if so_far.mean is None else f", mean reward {format_metric(so_far.mean)} so far"
+    console.print(f"{len(rows)} rollouts recorded, {so_far.num_scored} scored{mean}")
 
 
 def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> None:

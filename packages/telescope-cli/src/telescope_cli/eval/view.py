@@ -19,6 +19,7 @@ from telescope_core.base.terminal import redraws
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
+    RewardSoFar,
     counts_of,
     duration_note,
     left_out_of,
@@ -71,9 +72,8 @@ class EvalProgress:
         self._total = settings.num_examples * settings.rollouts
         self._console = stderr_console()
         self._count = 0
-        self._num_scored = 0
         self._num_failed = 0
-        self._sum = 0.0
+        self._reward = RewardSoFar()
         self.bar = Progress(
             TextColumn("rollouts"),
             BarColumn(bar_width=None),
@@ -89,8 +89,9 @@ class EvalProgress:
         kept = reusable(done, settings, whole_groups=whole_groups)
         if kept:
             self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
-        self._count = self._num_scored = len(kept)
-        self._sum = sum(row.reward or 0.0 for row in kept)
+        self._count = len(kept)
+        for row in kept:
+            self._reward.add(row.example_id, row.group_id, row.reward or 0.0)
 
     def update(self, row: RolloutRow) -> None:
         """Count one finished rollout."""
@@ -98,8 +99,7 @@ class EvalProgress:
         if row.reward is None:
             self._num_failed += 1
         else:
-            self._num_scored += 1
-            self._sum += row.reward
+            self._reward.add(row.example_id, row.group_id, row.reward)
         self.bar.update(self._task, completed=self._count, mean=self._running_mean())
         tenths_before = (self._count - 1) * 10 // self._total
         if not redraws(self._console) and self._count * 10 // self._total > tenths_before:
@@ -111,9 +111,8 @@ class EvalProgress:
         self._console.print(Text(line, style="yellow"), soft_wrap=True)
 
     def _running_mean(self) -> str:
-        mean = "no reward yet"
-        if self._num_scored:
-            mean = f"reward {format_metric(self._sum / self._num_scored)}"
+        so_far = self._reward.mean
+        mean = "no reward yet" if so_far is None else f"reward {format_metric(so_far)}"
         return mean + (f", {self._num_failed} failed" if self._num_failed else "")
 
 

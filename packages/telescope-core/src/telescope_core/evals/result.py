@@ -138,6 +138,30 @@ class EvalResult:
     tasks: tuple[TaskScore, ...] = field(default=())
 
 
+@dataclass(slots=True)
+class RewardSoFar:
+    """The mean reward of an eval that goes on, over examples as in its result."""
+
+    num_scored: int = 0
+    """Rollouts with a reward."""
+    _sums: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    _sum_of_means: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over examples; None without a reward."""
+        return self._sum_of_means / len(self._sums) if self._sums else None
+
+    def add(self, example_id: str, group_id: str, reward: float) -> None:
+        """Count a rollout; a group of which the example is not known counts as one of its own."""
+        name = f"id:{example_id}" if example_id else f"group:{group_id}"
+        total, count = self._sums.get(name, (0.0, 0))
+        before = total / count if count else 0.0
+        self._sums[name] = (total + reward, count + 1)
+        self._sum_of_means += (total + reward) / (count + 1) - before
+        self.num_scored += 1
+
+
 class Count(NamedTuple):
     """A number that qualifies a result, the same in the terminal and in reports."""
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.evals.comparison import Comparison, Difference, compare_results
-from telescope_core.evals.result import EvalResult, TaskScore
+from telescope_core.evals.result import EvalResult, RewardSoFar, TaskScore
 from telescope_core.reports.differences import cautions, sentence
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import EvalParameters
@@ -237,7 +237,10 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
     if about is not None:
         del about["tasks"]
     rows = [placed.row for placed in rows_of(shown.place)]
-    rewards = [row.reward for row in rows if row.reward is not None]
+    so_far = RewardSoFar()
+    for row in rows:
+        if row.reward is not None:
+            so_far.add(row.example_id, row.group_id, row.reward)
     return {
         "page": "eval",
         "run": shown.run.brief(),
@@ -245,8 +248,8 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         "result": about,
         "so_far": {
             "num_rollouts": len(rows),
-            "num_scored": len(rewards),
-            "reward": sum(rewards) / len(rewards) if rewards else None,
+            "num_scored": so_far.num_scored,
+            "reward": so_far.mean,
         },
         "against": None if against is None else against.name,
         "verdicts": []
