@@ -29,7 +29,10 @@ def print_rescored(
     console = report_console()
     console.print(Text(escaped(title), style="bold"), soft_wrap=True)
     counts = f"{rescored.num_graded} of {rescored.num_rollouts} rollouts graded"
-    console.print(Text(f"{counts}{_steps_text(rescored.steps)}"))
+    # Rollouts of an eval are of step 0.
+    steps = rescored.steps if rescored.steps and rescored.steps[-1].step else ()
+    told = f", {len(steps)} step{'' if len(steps) == 1 else 's'}" if steps else ""
+    console.print(Text(f"{counts}{told}"))
     for line in code_changes:
         _print_wrapped(console, f"Code: {line}")
     print_table(console, _parts_table([rescored.reward, *rescored.parts]))
@@ -54,12 +57,6 @@ def print_rescored(
         shown = escaped(hidden(text, hide))
         cut = shown if len(shown) <= _ERROR_CHARACTERS else f"{shown[:_ERROR_CHARACTERS]}..."
         console.print(Text(f"Failed ({number}): {cut}", style="yellow"), soft_wrap=True)
-
-
-def _steps_text(steps: Sequence[StepChange]) -> str:
-    # An eval has none: its rollouts are of step 0.
-    number = sum(one.step > 0 for one in steps)
-    return f", {number} step{'' if number == 1 else 's'}" if number else ""
 
 
 def _print_wrapped(console: Console, text: str) -> None:

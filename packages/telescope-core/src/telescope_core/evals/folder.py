@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -288,11 +288,12 @@ def _with_unset(settings: Any) -> Any:
 
     Earlier versions recorded there the value that changes nothing.
     """
-    sampling = settings.get("sampling") if isinstance(settings, dict) else None
-    if not isinstance(sampling, dict):
+    fields = cast(dict[str, Any], settings) if isinstance(settings, dict) else {}
+    if not isinstance(fields.get("sampling"), dict):
         return settings
+    sampling: dict[str, Any] = fields["sampling"]
     unset = {name: None for name, value in UNSENT.items() if sampling.get(name) == value}
-    return {**settings, "sampling": {**sampling, **unset}}
+    return {**fields, "sampling": {**sampling, **unset}}
 
 
 def _row_in(line: bytes) -> RolloutRow | Exception:
