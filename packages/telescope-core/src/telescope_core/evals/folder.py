@@ -288,9 +288,9 @@ def _with_unset(settings: Any) -> Any:
 
     Earlier versions recorded there the value that changes nothing.
     """
-    fields = cast(dict[str, Any], settings) if isinstance(settings, dict) else {}
+    fields: dict[str, Any] = {**settings} if isinstance(settings, Mapping) else {}
     if not isinstance(fields.get("sampling"), dict):
-        return settings
+        return cast(Any, settings)
     sampling: dict[str, Any] = fields["sampling"]
     unset = {name: None for name, value in UNSENT.items() if sampling.get(name) == value}
     return {**fields, "sampling": {**sampling, **unset}}
@@ -389,7 +389,8 @@ def read_result(folder: Path) -> EvalResult | None:
         if path.exists():
             raise ConfigError(damaged(str(path)))
         return None
-    manifest = (read_json(folder / "eval.json") or {}).get("manifest") or {}
+    about: dict[str, Any] = read_json(folder / "eval.json") or {}
+    manifest: dict[str, Any] = about.get("manifest") or {}
     if fields.get("environment_settings") is None:
         fields["environment_settings"] = manifest.get("env")
     # Evals of a training run have no URL, and sample with all of their settings.
