@@ -6,6 +6,7 @@ queues that give the same command for the first try and every later one. Imports
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -444,8 +445,13 @@ def _require_not_finished(
 
 
 def _require_unfinished(checkpoint: RunCheckpoint, config: TrainConfig) -> None:
-    if RunFolder.open(run_folder(config)).info().state is RunState.FINISHED:
-        raise ConfigError(_no_step_left(checkpoint, config))
+    run = run_folder(config)
+    if RunFolder.open(run).info().state is RunState.FINISHED:
+        # The report comes after everything else, so that a kill may have left a finished run alone.
+        raise ConfigError(
+            f"{_no_step_left(checkpoint, config)}. If its report.html is missing or too short, "
+            f"as after a kill, {shlex.join(['telescope', 'eval', '--report', str(run)])} writes it"
+        )
 
 
 def _no_step_left(checkpoint: RunCheckpoint, config: TrainConfig) -> str:
