@@ -31,6 +31,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return RunFolder.create(Path("runs/demo"), config=config, name="demo")
 
 
+@pytest.mark.parametrize("name", ["demo-2", "other"])
+@pytest.mark.parametrize("has_runs", [True, False])
+def test_a_run_without_a_folder_may_have_just_been_started(
+    name, has_runs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    if has_runs:
+        RunFolder.create(Path("runs/demo"), config={}, name="demo")
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", name])
+    assert ended.value.code == 2
+    assert "just started has no folder for some seconds" in capsys.readouterr().err
+
+
 def row(step: int) -> dict[str, float]:
     return {"step": step, "reward/mean": step / 8, "reward/maze/mean": step / 8}
 

@@ -30,6 +30,10 @@ _FILES = {
     "eval": "eval_points.jsonl",
 }
 """Kind of event -> file that records it."""
+_IF_JUST_STARTED = (
+    "one that was just started has no folder for some seconds, while its settings are checked: try "
+    "again then"
+)
 
 
 def run_names(incomplete: str) -> list[str]:
@@ -65,7 +69,7 @@ def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
       telescope watch runs/quickstart --json
     """
-    folder = RunFolder.open(find_run(run))
+    folder = RunFolder.open(find_run(run, if_unknown=_IF_JUST_STARTED))
     # Nothing is stopped but the view, and nothing has to be said of that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -75,10 +79,10 @@ def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(0 if state is RunState.FINISHED else 1)
 
 
-def find_run(name: str) -> Path:
+def find_run(name: str, *, if_unknown: str = "") -> Path:
     """Return the folder of a run by its path, or by its name in `runs`.
 
-    Raises ConfigError with the nearest names if there is none.
+    Raises ConfigError with the nearest names, and `if_unknown`, if there is none.
     """
     path, runs = Path(name), Path("runs")
     if path.is_dir():
@@ -87,9 +91,10 @@ def find_run(name: str) -> Path:
     if name in known:
         return runs / name
     if known:
-        raise unknown_name("run", name, known)
+        raise unknown_name("run", name, known, f"({if_unknown})" if if_unknown else "")
     raise ConfigError(
         f"{name}: no such folder, and there is no run in {runs}; expected the folder of a run"
+        + (f" ({if_unknown})" if if_unknown else "")
     )
 
 
