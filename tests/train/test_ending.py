@@ -14,7 +14,7 @@ from telescope_core.records.room import room_for
 from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import CheckpointManifest, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
-from telescope_train.ending import end_early
+from telescope_train.ending import before_the_run, end_early
 
 
 @pytest.fixture
@@ -43,6 +43,31 @@ def begun(config: TrainConfig, *, saved: int | None) -> RunFolder:
         )
         (place / "checkpoint.json").write_text(manifest.model_dump_json())
     return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("flag", ["resume_from_checkpoint", "resume_if_saved", None])
+def test_a_signal_before_the_run_is_opened_says_what_is_kept(
+    config: TrainConfig, number: int, flag: str | None
+) -> None:
+    folder = begun(config, saved=4)
+    given = {} if flag is None else {flag: "latest" if flag.endswith("checkpoint") else True}
+    changed = {"checkpoint": config.checkpoint.model_copy(update=given)}
+    config = config.model_copy(update=changed)
+    error = KeyboardInterrupt() if number == signal.SIGINT else Interrupted(number)
+    with pytest.raises(Interrupted) as ended, before_the_run(config):
+        raise error
+    assert ended.value.exit_code == 128 + number
+    text = f"interrupted by {signal.Signals(number).name} before the run "
+    if flag is None:
+        assert f"{ended.value}" == f"{text}began: nothing was written; give the same command again"
+    else:
+        saved = checkpoints_folder(config) / "step-000004"
+        assert f"{ended.value}" == (
+            f"{text}went on: nothing was changed; step 4 is saved in {saved}: "
+            "continue with --resume"
+        )
+    assert folder.info().state is RunState.RUNNING
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -65,6 +65,7 @@ def train_command(
 
       telescope train --fork quickstart --at 20 --learning_rate 1e-5
     """
+    from telescope_train.ending import before_the_run
     from telescope_train.plan.fork import load_fork
     from telescope_train.plan.load import load_train_config
     from telescope_train.plan.plan import make_plan
@@ -93,14 +94,16 @@ def train_command(
         config = load_train_config(files, flags)
     else:
         config = load_fork(RunFolder.open(find_run(fork)), at, files, flags)
-    with prints_kept_off(as_json):
+    with before_the_run(config), prints_kept_off(as_json):
         prepared = prepare(config)
         plan = make_plan(prepared) if dry_run else None
     if plan is not None:
         typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
         raise typer.Exit(ConfigError.exit_code if plan.problems else 0)
     prepared.require_sound()
-    from telescope_train.run import run_training
+    with before_the_run(config):
+        # The libraries that train take seconds to load.
+        from telescope_train.run import run_training
 
     with prints_kept_off(as_json):
         summary = run_training(prepared)

@@ -5,9 +5,11 @@ are not.
 """
 
 import logging
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from signal import SIGINT
 
+from telescope_core.base import interrupts
 from telescope_core.base.errors import NoRoomError, ProcessDiedError, TelescopeError
 from telescope_core.base.interrupts import Interrupted
 from telescope_core.records import RunFolder
@@ -15,11 +17,31 @@ from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
 from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import checkpoints_folder
-from telescope_train.checkpoints.resume import newest_to_go_on
+from telescope_train.checkpoints.resume import LATEST, newest_to_go_on
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import smaller_rank
 
 _LOGGER = logging.getLogger(__name__)
+
+
+@contextmanager
+def before_the_run(config: TrainConfig) -> Generator[None]:
+    """Say, of a signal that ends the block, what is kept and how to go on.
+
+    For the work before the run has its folder, in which a later signal is recorded.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, Interrupted) else SIGINT
+        begun = f"interrupted by {number.name} before the run"
+        section = config.checkpoint
+        told = f"{begun} began: nothing was written; give the same command again"
+        if section.resume_if_saved or section.resume_from_checkpoint == LATEST:
+            # A checkpoint that cannot be read is said when it is to be loaded.
+            with interrupts.held(), suppress(OSError, TelescopeError):
+                told = f"{begun} went on: nothing was changed; {how_to_go_on(config)}"
+        raise Interrupted(number, told) from error
 
 
 def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> BaseException:
