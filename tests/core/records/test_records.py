@@ -23,11 +23,13 @@ from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError, TelescopeError
 from telescope_core.records import RolloutRow, RunFolder, RunState, row_of
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.records.events import AttemptEvent, EventLog, Stage
 from telescope_core.records.files import append_json_line, read_json_lines
 from telescope_core.records.folders import whole_file, whole_folder
 from telescope_core.records.identity import Resume
 from telescope_core.records.restarts import Restart
 from telescope_core.records.rows import row_from_json, row_to_json
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import (
     Completion,
     Message,
@@ -321,6 +323,67 @@ def test_a_folder_that_was_removed_is_not_made_anew_by_going_back(tmp_path):
     shutil.rmtree(run.path)
     with pytest.raises(TelescopeError, match="is gone: it was removed"):
         run.go_back(Restart(time_s=1.0, reason="", reached=1, step=1, checkpoint=""))
+    assert not run.path.exists()
+
+
+def event_of(step=1):
+    return AttemptEvent(
+        time_s=1.0, step=step, environment="e", group_id="g", index=0, attempt=1, stage=Stage.DRAWN
+    )
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: run.log_metrics({"step": 2}),
+        lambda run: run.log_server(
+            ServerEvent(
+                time_s=1.0,
+                server="s",
+                role=next(iter(ServerRole)),
+                life=1,
+                state=ServerState.LOST,
+                version=0,
+            )
+        ),
+        lambda run: run.log_eval_point(
+            EvalPoint(time_s=1.0, name="e", tag="step-1", version=1, state=EvalPointState.DONE)
+        ),
+        lambda run: run.write_rollouts(2, [row_of(a_rollout(), step=2)]),
+        lambda run: run.write_attempts(2, [row_of(a_rollout(), step=2)]),
+        lambda run: run.write_token_facts(2, []),
+        lambda run: run.write_self_tests([]),
+        lambda run: run.write_summary({}),
+        lambda run: run.write_examples(held_out=[], trained_before=[]),
+        lambda run: run.note_settings([], [], {}),
+    ],
+)
+@pytest.mark.parametrize("has_remains", [False, True])
+def test_a_folder_that_was_moved_is_not_made_anew_by_what_a_run_writes(
+    tmp_path, write, has_remains
+):
+    run = RunFolder.create(tmp_path / "run", config={})
+    run.path.rename(tmp_path / "moved")
+    if has_remains:
+        # As what processes on other machines log.
+        (run.path / "logs").mkdir(parents=True)
+    with pytest.raises(TelescopeError, match="is gone: it was removed or moved") as told:
+        write(run)
+    assert ("move away what was written" in str(told.value)) == has_remains
+    assert "--resume" in str(told.value)
+    assert [path.name for path in tmp_path.rglob("run/**/*")] == ["logs"] * has_remains
+    assert run.path.exists() == has_remains
+
+
+def test_a_folder_that_was_moved_is_not_made_anew_by_its_events(tmp_path):
+    run = RunFolder.create(tmp_path / "run", config={})
+    with EventLog(run.events_path) as log:
+        log.extend([event_of()])
+        log.flush()
+        run.path.rename(tmp_path / "moved")
+        log.extend([event_of()])
+        with pytest.raises(FileNotFoundError):
+            log.flush()
     assert not run.path.exists()
 
 

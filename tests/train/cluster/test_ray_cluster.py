@@ -392,3 +392,15 @@ async def test_what_a_constructor_raised_is_the_cause_of_a_death() -> None:
     for fact in ("the actor", "ConfigError", "port 8100"):
         assert fact in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_what_is_kept_of_the_logs_of_ray_does_not_make_a_moved_run_folder_anew(tmp_path: Path):
+    logs = tmp_path / "session" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("ended")
+    run = tmp_path / "run"
+    module._keep_logs(tmp_path / "session", run / "logs" / "ray")
+    assert not run.exists()
+    (run / "logs").mkdir(parents=True)
+    module._keep_logs(tmp_path / "session", run / "logs" / "ray")
+    assert (run / "logs" / "ray" / "raylet.out").read_text() == "ended"

@@ -415,6 +415,7 @@ async def _take_steps(ready: _Ready, begun: RunCheckpoint | None) -> None:
         view.phase("saving the checkpoint")
         # Before the evals end: what was trained is safe then, whatever becomes of them.
         if begun is None or not begun.ends(config.run.number_of_steps):
+            folder.require_here()
             await checkpointer.finish(config.run.number_of_steps)
         await evals.finish()
     finally:

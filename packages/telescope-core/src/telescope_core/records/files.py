@@ -79,9 +79,13 @@ def _json_line(value: Mapping[str, JsonValue]) -> str:
 
 
 def append_content(path: Path, content: bytes) -> None:
-    """Append whole lines in a single write, on a new line if the last one was cut short."""
+    """Append whole lines in a single write, on a new line if the last one was cut short.
+
+    Creates the folder of the file, but none above: a run or an eval that was moved away while it
+    goes on must not leave a second folder in its place.
+    """
     with room_for(path, needed_bytes=len(content)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         _append(path, content)
 
 

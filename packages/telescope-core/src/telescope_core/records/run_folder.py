@@ -206,7 +206,6 @@ class RunFolder:
 
         Their records are deleted. Raises TelescopeError if the folder was removed.
         """
-        # The line would make a folder that was removed anew.
         self.require_here()
         append_json_line(self.path / "restarts.jsonl", asdict(restart))
         self.drop_after(restart.step)
@@ -260,6 +259,7 @@ class RunFolder:
         All go by `section.key`.
         """
         found = {"set": list(given), "chosen": list(chosen), "defaults": dict(defaults)}
+        self.require_here()
         write_json(self.path / SETTINGS_FILE, found)
 
     def events(self, step: int | None = None) -> list[AttemptEvent]:
@@ -322,12 +322,23 @@ class RunFolder:
             )
 
     def require_here(self) -> None:
-        """Raise TelescopeError if the folder was removed since the run began."""
-        if not (self.path / "run.json").exists():
-            raise TelescopeError(
-                f"the run folder {self.path} is gone: it was removed or moved while the run went "
-                "on, and what the run recorded is lost with it; bring it back, or begin again"
-            )
+        """Raise TelescopeError if the folder was removed since the run began.
+
+        Called before each write, which would make the folder anew and be in the way of the one
+        that is brought back.
+        """
+        if (self.path / "run.json").exists():
+            return
+        # Processes of the run on other machines, or ones that start again, make it for their logs.
+        # A folder that is moved to where one is gets into it.
+        first = ""
+        if self.path.exists():
+            first = f"move away what was written to {self.path} since, "
+        raise TelescopeError(
+            f"the run folder {self.path} is gone: it was removed or moved while the run went on. "
+            f"If it was moved, {first}move it back and resume the run (telescope train ... "
+            "--resume); if it was removed, what the run recorded is lost with it: begin again"
+        )
 
     def finish(self) -> None:
         """Mark the run as finished."""
@@ -343,6 +354,7 @@ class RunFolder:
 
     def log_metrics(self, row: Mapping[str, JsonValue]) -> None:
         """Append one row of metrics; non-finite numbers are recorded as null."""
+        self.require_here()
         append_json_line(self.path / "metrics.jsonl", row)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -367,6 +379,7 @@ class RunFolder:
 
     def log_server(self, event: ServerEvent) -> None:
         """Append an event of an inference server."""
+        self.require_here()
         append_json_line(self.path / "servers.jsonl", asdict(event))
 
     def server_events(self) -> list[ServerEvent]:
@@ -379,6 +392,7 @@ class RunFolder:
 
     def log_eval_point(self, point: EvalPoint) -> None:
         """Append the outcome of an eval."""
+        self.require_here()
         append_json_line(self.path / "eval_points.jsonl", asdict(point))
 
     def eval_points(self) -> list[EvalPoint]:
@@ -387,6 +401,7 @@ class RunFolder:
 
     def write_rollouts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write all rollouts of `step`, whatever their status, and return the file's path."""
+        self.require_here()
         path = step_path(self.rollouts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
         for folder in (self.rollouts_path, self.attempts_path):
@@ -395,6 +410,7 @@ class RunFolder:
 
     def write_attempts(self, step: int, rows: Iterable[RolloutRow]) -> Path:
         """Write the attempts at rollouts of `step` that are not in its file of rollouts."""
+        self.require_here()
         self.attempts_path.mkdir(exist_ok=True)
         path = step_path(self.attempts_path, step)
         write_rows(path, (without_secrets_in(row, self.hide) for row in rows))
@@ -402,6 +418,7 @@ class RunFolder:
 
     def write_token_facts(self, step: int, rows: Iterable[TurnFacts]) -> Path:
         """Write the trainer's measurements of the tokens of `step`, and return the file's path."""
+        self.require_here()
         path = step_path(self.token_facts_path, step)
         write_facts(path, rows)
         merge(self.token_facts_path, up_to=step - 1, options=WRITER_OPTIONS)
@@ -459,6 +476,7 @@ class RunFolder:
 
         Both are pairs of (environment, example id), with the names of the run's settings.
         """
+        self.require_here()
         fields = {"held_out": held_out, "trained_before": trained_before}
         write_json(self.path / "examples.json", {k: _by_name(v) for k, v in fields.items()})
 
@@ -472,6 +490,7 @@ class RunFolder:
 
     def write_self_tests(self, tests: Sequence[Mapping[str, JsonValue]]) -> None:
         """Write `self_tests.json`: the measurements made before training began."""
+        self.require_here()
         write_json(self.path / "self_tests.json", {"tests": tests})
 
     def self_tests(self) -> list[dict[str, Any]]:
@@ -480,6 +499,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, JsonValue]) -> None:
         """Write `summary.json`."""
+        self.require_here()
         write_json(self.path / "summary.json", summary)
 
     def summary(self) -> dict[str, Any] | None:

@@ -253,9 +253,10 @@ def _token_of_its_own(folder: Path) -> Iterator[None]:
 
 def _keep_logs(session: Path, folder: Path) -> None:
     """Copy the ends of the logs of Ray's processes."""
-    # What there is of it may help; that a disk is full must not hide the failure.
+    # What there is of it may help; that a disk is full must not hide the failure. If the folder above
+    # is not there, that of the run was moved away, and is not to be made anew.
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for path in (session / "session_latest" / "logs").iterdir():
             if path.is_file() and (size := path.stat().st_size):
                 with path.open("rb") as stream:

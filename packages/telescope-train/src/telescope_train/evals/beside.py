@@ -91,6 +91,7 @@ class LiveEvals:
         path = eval_path(self.folder, entry, tag)
         if path.exists() and not read_results([path]).results:
             shutil.rmtree(path)
+        self.folder.require_here()
         folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
         folder.if_gone = "bring it back, or begin again"  # as for the run that it is part of
         folder.hide = secret_values(entry.env) | secret_values(os.environ)

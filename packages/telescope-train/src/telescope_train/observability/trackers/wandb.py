@@ -106,4 +106,6 @@ class WeightsAndBiases:
 
     def _remember(self) -> None:
         known = {"id": self._run.id, "count": self._count, "time_s": time.time()}
-        write_json(self._identity, known)
+        # A run folder that was moved away is not to be made anew.
+        if self._identity.parent.is_dir():
+            write_json(self._identity, known)
