@@ -316,6 +316,8 @@ async def test_an_unfinished_example_keeps_its_rollouts_but_for_group_rewards(
     await asyncio.wait([task])
     assert len(folder.rows()) == num_recorded
     assert {str(row.status) for row in folder.attempts()} == attempts
+    # Also of the one that was cut off, as the other of its example has told it.
+    assert {row.example_id for row in folder.attempts()} == {"eval-1"}
     client = ScriptedClient(["0"])
     result = await run_eval(opened(environment), client, asked, done=folder.rows(), **on)
     assert (result.num_scored, len(client.requests)) == (4, 4 - num_recorded)

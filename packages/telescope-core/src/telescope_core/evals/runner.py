@@ -157,10 +157,13 @@ class _EvalRun:
     open_groups: dict[int, list[Rollout]] = field(default_factory=dict[int, list[Rollout]])
     """With group rewards, the played rollouts of each example that lacks some of its rewards."""
     failures_in_a_row: int = 0
+    example_ids: dict[str, str] = field(default_factory=dict[str, str])
+    """Group id -> id of its example, as far as ended rollouts have told it."""
 
     async def play(self) -> None:
         """Play all jobs; raises TooManyFailedError after too many failures in a row."""
         jobs = self._jobs()
+        self.example_ids |= {row.group_id: row.example_id for row in self.rows}
         try:
             with rare_collections():
                 async with asyncio.TaskGroup() as tasks:
@@ -211,11 +214,16 @@ class _EvalRun:
             policy = self.policies.policy(attempt_id(request.rollout_id, attempt), request.sampling)
             try:
                 with contained():
-                    return await self.environment.play(request, policy)
+                    rollout = await self.environment.play(request, policy)
             except asyncio.CancelledError:
-                name = self.environment.name
-                self._record_attempt(canceled_attempt(name, request, policy, attempt=attempt))
+                ended = canceled_attempt(self.environment.name, request, policy, attempt=attempt)
+                # The environment alone knows its example, and tells it only with a whole rollout.
+                known = self.example_ids.get(request.group_id, "")
+                self._record_attempt(replace(ended, example_id=known))
                 raise
+            if rollout.example_id:
+                self.example_ids[request.group_id] = rollout.example_id
+            return rollout
         except EnvironmentProcessError:
             raise  # no process can be kept alive: no rollout of this eval can be played
         except TelescopeError as error:

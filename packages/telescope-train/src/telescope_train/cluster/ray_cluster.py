@@ -253,8 +253,8 @@ def _token_of_its_own(folder: Path) -> Iterator[None]:
 
 def _keep_logs(session: Path, folder: Path) -> None:
     """Copy the ends of the logs of Ray's processes."""
-    # What there is of it may help; that a disk is full must not hide the failure. If the folder above
-    # is not there, that of the run was moved away, and is not to be made anew.
+    # What there is of it may help; that a disk is full must not hide the failure. Without a folder
+    # above, the run was moved away, and its folder is not to be made anew.
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
         for path in (session / "session_latest" / "logs").iterdir():
