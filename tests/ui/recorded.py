@@ -2,9 +2,11 @@
 
 import json
 import random
+import shutil
 from array import array
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import mkdtemp
 
 from telescope_core.base.chains import ChainRecorder
 from telescope_core.evals.folder import EvalFolder, write_result
@@ -286,7 +288,9 @@ def write_standalone(path: Path, *, solved: int) -> None:
     """Write what `telescope eval` leaves in its folder: a manifest, rollouts and results."""
     manifest = {"environment": "math", "model": "m", "env": {"api_key": "hush"}}
     EvalFolder.create(path, manifest=manifest)
-    made = RunFolder(path.parent / ".made")
+    place = Path(mkdtemp(prefix=".made-", dir=path.parent))
+    made = RunFolder.create(place, config={})
     write_eval(made, "x", version=1, solved=solved, folder="made")
     for name in ("rollouts.jsonl", "results.json"):
         (made.evals_path / "made" / name).rename(path / name)
+    shutil.rmtree(place)
