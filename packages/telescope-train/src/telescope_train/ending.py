@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @contextmanager
-def before_the_run(config: TrainConfig) -> Generator[None]:
+def before_the_run(config: TrainConfig) -> Generator[None, None, None]:
     """Say, of a signal that ends the block, what is kept and how to go on.
 
     For the work before the run has its folder, in which a later signal is recorded.
