@@ -74,6 +74,8 @@ class Counters:
             status, told = self.instead[request.path]
             if told == HTML:
                 return web.Response(text=HTML, content_type="text/html", status=status)
+            if isinstance(told, bytes):
+                return web.Response(body=told, content_type="text/plain", status=status)
             return web.json_response(told, status=status)
         if request.path == "/openapi.json":
             return web.json_response({"paths": {path: {} for path in self.paths}})
@@ -174,6 +176,7 @@ async def test_what_the_policy_calls_wrongly_is_told_to_it(tmp_path):
     [
         ("seed_session", (500, "no room"), "EndpointError", "no room"),
         ("count", (500, "it broke"), "EndpointError", "it broke"),
+        ("count", (200, b"\xff"), "EndpointError", "/count answered what is no text"),
         ("verify", (500, "KeyError('x')"), "RewardRaisedError", "KeyError"),
         ("verify", (200, HTML), "RewardRaisedError", "no JSON"),
         ("verify", (200, {"reward": None}), "RewardError", "None"),

@@ -69,6 +69,18 @@ def test_their_client_steps_our_environment(python, url):
     assert (broken["status"], "it broke" in broken["error"]) == ("failed", True)
 
 
+async def test_our_own_adapter_plays_it(url):
+    name = f"openenv:{url}"
+    link(name)
+    async with opened(name, {"environment": "served_echo%3AEcho"}) as client:
+        right = await played(client, ["7", "14"], index=7)
+        broken = await played(client, ["break"], index=1, rollout=1)
+    assert (right.error, right.reward, right.metrics["letters"]) == (None, 1.0, 2.0)
+    assert [m.content for m in right.messages] == ["Say 7", "7", "Now doubled.", "14"]
+    assert broken.reward is None
+    assert "raised RuntimeError: it broke" in broken.error
+
+
 def test_our_splits_are_their_tasks(python, url):
     code = (
         "import json, sys, urllib.request as u; "

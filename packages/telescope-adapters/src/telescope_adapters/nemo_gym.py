@@ -14,7 +14,14 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, ask
+from telescope_adapters.servers import (
+    Answer,
+    ServedEnvironment,
+    arguments_of,
+    as_fields,
+    ask,
+    once_up,
+)
 from telescope_adapters.settings import AdaptedConfig, as_metrics
 from telescope_core.base.errors import (
     ConfigError,
@@ -115,7 +122,7 @@ class NemoGymEnvironment(ServedEnvironment):
     async def look(self) -> None:
         """Raise UnplayableError unless the server has a verifier and all tools of the rows."""
         about = await ask(self.session, "GET", f"{self.url}/openapi.json")
-        paths = _fields(_fields(about.json()).get("paths"))
+        paths = as_fields(as_fields(about.json()).get("paths"))
         if missing := {"/seed_session", "/verify"} - {*paths}:
             steps = "; environments that are stepped are not played" if "/step" in paths else ""
             raise UnplayableError(
@@ -136,7 +143,8 @@ class NemoGymEnvironment(ServedEnvironment):
         await self.looked()
         example, state = episode.example, episode.state
         tools = episode.tools = _asked_of(example).tools
-        seeded = _fields((await self._post(state, "seed_session", example.info["row"])).json())
+        begun = await once_up(lambda: self._post(state, "seed_session", example.info["row"]))
+        seeded = as_fields(begun.json())
         state.has_begun = True
         if not tools and "mcp" in seeded:
             raise UnplayableError(
@@ -165,7 +173,7 @@ class NemoGymEnvironment(ServedEnvironment):
         said = {**row, "response": _response(episode)}
         answer = await self._post(episode.state, "verify", said)
         try:
-            told = _fields(answer.json())
+            told = as_fields(answer.json())
         except EndpointError as error:
             raise RewardRaisedError(str(error)) from None
         if told.get("mask_sample"):
@@ -182,7 +190,7 @@ class NemoGymEnvironment(ServedEnvironment):
         own = {
             name: one for name, one in told.items() if name not in {*row, "reward", "mask_sample"}
         }
-        parts = _fields(told.get("reward_components"))
+        parts = as_fields(told.get("reward_components"))
         metrics = as_metrics({**own, **parts}, of=answer.url)
         return replace(done, metrics={**done.metrics, **metrics})
 
@@ -237,7 +245,7 @@ def _asked(row: Mapping[str, Any], *, where: str) -> ChatRequest:
 
     A row is a request of the Responses API, with what the verifier needs beside it.
     """
-    params = _fields(row.get("responses_create_params"))
+    params = as_fields(row.get("responses_create_params"))
     if "input" not in params:
         raise EnvironmentLoadError(
             f"{where} is no row of NeMo Gym's data: it has no responses_create_params with an "
@@ -274,7 +282,7 @@ def _response(episode: Episode[Seeded]) -> dict[str, Any]:
         num_prompt_tokens=sum(one.num_prompt_tokens for one in completions),
         num_completion_tokens=sum(one.num_completion_tokens for one in completions),
     )
-    params = _fields(_fields(episode.example.info["row"])["responses_create_params"])
+    params = as_fields(as_fields(episode.example.info["row"])["responses_create_params"])
     return {
         **response_json(whole, model=_MODEL),
         "output": items,
@@ -285,7 +293,3 @@ def _response(episode: Episode[Seeded]) -> dict[str, Any]:
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(tool["function"]["name"]) for tool in tools]
-
-
-def _fields(value: object) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

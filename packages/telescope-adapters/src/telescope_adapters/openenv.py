@@ -9,15 +9,30 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import aiohttp
 from pydantic import Field
 
 from telescope_adapters.games import OnePlayer, PlayersConfig, SeveralPlayers, seeds
-from telescope_adapters.servers import ServedEnvironment, arguments_of, ask, new_session
-from telescope_adapters.settings import Earned, as_number, function_tool
-from telescope_core.base.errors import EndpointError, EnvironmentLoadError, RewardError
+from telescope_adapters.servers import (
+    ServedEnvironment,
+    arguments_of,
+    as_fields,
+    ask,
+    new_session,
+    once_up,
+    sendable,
+)
+from telescope_adapters.settings import Earned, as_metrics, as_number, function_tool
+from telescope_core.base.errors import (
+    EndpointError,
+    EnvironmentLoadError,
+    RewardError,
+    RewardRaisedError,
+)
+from telescope_core.base.messages import json_object, message_to_json
 from telescope_core.base.types import Example, JsonValue, Message, Split, StopReason, ToolCall
 from telescope_core.environments import Episode
 from telescope_core.environments.sources import Examples
@@ -26,6 +41,8 @@ from telescope_core.models.matches import Match
 
 _ANSWER_S = 120.0
 """Seconds in which a server must answer a step."""
+_LARGEST_MIB = 64
+"""Most of one answer."""
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _OWN_FIELDS = ("metadata",)
@@ -103,7 +120,7 @@ class OpenEnvSessions(ServedEnvironment):
 
     async def look(self) -> _Server:
         """Return how the actions of the server are filled."""
-        schema: Any = (await ask(self.session, "GET", f"{self.url}/schema")).json()["action"]
+        schema = (await ask(self.session, "GET", f"{self.url}/schema")).field("action")
         action_field, has_tools = self._reading_of(schema)
         return _Server(action_field, has_tools, asyncio.Semaphore(self.config.max_sessions))
 
@@ -136,10 +153,7 @@ class OpenEnvSessions(ServedEnvironment):
         pause_s = _FIRST_PAUSE_S
         address = f"ws{self.url.removeprefix('http')}/ws"
         while True:
-            try:
-                wire = await self.session.ws_connect(address, max_msg_size=2**26)
-            except aiohttp.ClientError as error:
-                raise EndpointError(f"{address} does not answer: {error}") from error
+            wire = await once_up(partial(self._connected, address))
             socket = _Socket(wire, address)
             try:
                 # A server without room accepts the connection, says so and closes it.
@@ -157,6 +171,12 @@ class OpenEnvSessions(ServedEnvironment):
         finally:
             await socket.close()
 
+    async def _connected(self, address: str) -> aiohttp.ClientWebSocketResponse:
+        try:
+            return await self.session.ws_connect(address, max_msg_size=_LARGEST_MIB * 2**20)
+        except aiohttp.ClientError as error:
+            raise EndpointError(f"{address} does not answer: {error}") from error
+
     async def _tasks(self, split: Split) -> list[Example]:
         """Return the tasks of the server's split with that name."""
         base = f"{self.url}/{self.config.environment}"
@@ -169,8 +189,8 @@ class OpenEnvSessions(ServedEnvironment):
                 wanted = next((n for n in names if n in ("test", "validation")), "")
             if not wanted:
                 raise EnvironmentLoadError(f"{base} has no split for {split}: {', '.join(names)}")
-            answer = (await ask(session, "POST", f"{base}/tasks", body={"split": wanted})).json()
-        tasks: list[Any] = answer["tasks"]
+            listed = await ask(session, "POST", f"{base}/tasks", body={"split": wanted})
+        tasks: list[Any] = listed.field("tasks")
         # The arguments of `reset` are the own fields of a task, or its index.
         resets: list[Any] = [
             one if isinstance(one, dict) else {"index": at} for at, one in enumerate(tasks)
@@ -205,7 +225,7 @@ class OpenEnvMatch(OpenEnvSessions, SeveralPlayers):
 
     def _mover(self, got: Mapping[str, Any]) -> str:
         """Return the seat whose move it is."""
-        seen: Mapping[str, Any] = got.get("observation", {})
+        seen = as_fields(got.get("observation"))
         player, players = seen.get("current_player_id"), seen.get("legal_players")
         if not isinstance(player, int) or players != list(range(len(self.seats))):
             raise EnvironmentLoadError(
@@ -241,9 +261,7 @@ class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
         server: _Server = await self.looked()
         reset = cast(Mapping[str, Any], episode.example.info["reset"])
         async with server.room, self._begun(reset) as (socket, got):
-            seen: Any = got.get("observation")
-            shown = cast(dict[str, Any], seen if isinstance(seen, dict) else {})
-            players: Any = shown.get("legal_players")
+            players: Any = as_fields(got.get("observation")).get("legal_players")
             num_players = len(cast(list[Any], players)) if isinstance(players, list) else 1
             if num_players > 1:
                 raise EnvironmentLoadError(
@@ -251,21 +269,23 @@ class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
                     "env.players to as many, so that each is a seat with a reward of its own"
                 )
             told = _Told()
-            episode.add(self._shown(got, told))
-            tools = await _tools(socket) if server.has_tools else []
+            self._add(episode, got, told)
+            tools = await _tools(socket) if server.has_tools else _offered(got)
             for _ in range(self.config.max_turns):
                 if _is_done(got):
                     break
                 said = await episode.generate(tools=tools)
                 if said.finish_reason == "length":
                     return StopReason.LENGTH
-                if tools and not said.message.tool_calls:
+                if server.has_tools and tools and not said.message.tool_calls:
                     return StopReason.COMPLETED
                 got = await self._stepped(episode, server, socket, said.message)
-                if not said.message.tool_calls and not _is_done(got):
-                    episode.add(self._shown(got, told))
+                if not server.has_tools and not _is_done(got):
+                    self._add(episode, got, told)
+                    tools = _offered(got)
         if not _is_done(got):
             return StopReason.MAX_TURNS
+        self._keep_last(episode, got)
         if episode.state.total is None:
             raise RewardError(
                 f"the episode of {self.url} is over, and no step of it gave a reward, which is not "
@@ -273,12 +293,18 @@ class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
             )
         return StopReason.COMPLETED
 
+    def _add(self, episode: Episode[Earned], got: Mapping[str, Any], told: "_Told") -> None:
+        chat = [] if self.config.observation_field else _chat(got, episode)
+        episode.add(*(chat or [self._shown(got, told)]))
+
     async def _stepped(
         self, episode: Episode[Earned], server: _Server, socket: "_Socket", message: Message
     ) -> dict[str, Any]:
-        """Take the steps of an answer, and add the results of calls."""
-        if not message.tool_calls:
+        """Take the steps of an answer up to the last of the episode; add the results of calls."""
+        if not (server.has_tools and message.tool_calls):
             action = {**self.config.action, server.action_field: message.content}
+            if message.tool_calls:  # all in one step, in the form of the chat API
+                action["tool_calls"] = message_to_json(message)["tool_calls"]
             got = await socket.ask("step", action)
             episode.state.add(got.get("reward"), of=self.url)
             return got
@@ -286,9 +312,24 @@ class OpenEnvEnvironment(OnePlayer, OpenEnvSessions):
         for call in message.tool_calls:
             got = await _called(socket, call)
             episode.state.add(got.get("reward"), of=self.url)
-            result = _result_text(got.get("observation", {}))
+            result = _result_text(as_fields(got.get("observation")))
             episode.add(Message(role="tool", content=result, tool_call_id=call.id))
+            if _is_done(got):
+                break
         return got
+
+    def _keep_last(self, episode: Episode[Earned], got: Mapping[str, Any]) -> None:
+        """Keep the last observation; raises RewardRaisedError if it tells why there is no reward.
+
+        The policy does not answer it, so it is a note; numbers in its metadata are metrics.
+        """
+        seen: Any = got.get("observation")
+        about = {**as_fields(got.get("metadata")), **as_fields(as_fields(seen).get("metadata"))}
+        episode.note("last observation", json.dumps(seen))
+        if got.get("reward") is None and about.get("error"):
+            raise RewardRaisedError(f"the episode of {self.url} raised {about['error']}")
+        metrics = {**about, **as_fields(about.get("metrics"))}
+        episode.metrics.update(as_metrics(metrics, of=self.url))
 
 
 @dataclass(slots=True)
@@ -322,24 +363,38 @@ class _Socket:
 
     def __init__(self, wire: aiohttp.ClientWebSocketResponse, address: str) -> None:
         self._wire = wire
-        self._address = address
+        self.address = address
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the data of the answer; raises EndpointError for an error on the server."""
         try:
-            # Servers refuse a message with data that has none.
-            await self._wire.send_json({"type": kind, **({} if data is None else {"data": data})})
-            answer: Any = await self._wire.receive_json(timeout=_ANSWER_S)
-        except (TypeError, aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            raise EndpointError(f"{self._address} did not answer {kind}: {error}") from error
+            # aiohttp's own limit begins anew with each ping.
+            async with asyncio.timeout(_ANSWER_S):
+                # Servers refuse a message with data that has none.
+                fields = {} if data is None else {"data": data}
+                await self._wire.send_json({"type": kind, **fields})
+                got = await self._wire.receive()
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+            why = str(error) or f"nothing came within {_ANSWER_S:g} s"
+            raise EndpointError(f"{self.address} did not answer {kind}: {why}") from error
+        if got.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+            is_large = getattr(got.data, "code", None) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+            why = f"sent more than {_LARGEST_MIB} MiB" if is_large else "closed the connection"
+            raise EndpointError(f"{self.address} {why} during {kind}")
+        answer = json_object(got.data) or {}
+        if "type" not in answer or not isinstance(answer.get("data"), dict):
+            raise EndpointError(
+                f"{self.address} answered {kind} with {got.data!r:.200}, expected a JSON object "
+                "with a type and data"
+            )
         if answer["type"] != "error":
             return answer["data"]
         code, text = answer["data"].get("code"), answer["data"].get("message")
         if code == "CAPACITY_REACHED":
             raise CapacityError(str(text))
         if code in _NEVER_AGAIN:
-            raise EnvironmentLoadError(f"{self._address} refused {kind} {data!r:.200}: {text}")
-        raise EndpointError(f"{self._address} failed in {kind} ({code}): {text}")
+            raise EnvironmentLoadError(f"{self.address} refused {kind} {data!r:.200}: {text}")
+        raise EndpointError(f"{self.address} failed in {kind} ({code}): {text}")
 
     async def close(self) -> None:
         """End the session."""
@@ -349,10 +404,12 @@ class _Socket:
 
 
 async def _tools(socket: _Socket) -> list[dict[str, JsonValue]]:
-    got = await socket.ask("step", {"type": "list_tools"})
+    seen: Any = (await socket.ask("step", {"type": "list_tools"})).get("observation")
+    if not isinstance(listed := as_fields(seen).get("tools"), list):
+        raise EndpointError(f"{socket.address} lists no tools, got {seen!r:.200}")
     return [
         function_tool(one["name"], one.get("description") or "", one.get("input_schema"))
-        for one in got["observation"]["tools"]
+        for one in cast(list[dict[str, Any]], listed)
     ]
 
 
@@ -379,3 +436,26 @@ def _result_text(seen: Mapping[str, Any]) -> str:
 
 def _is_done(got: Mapping[str, Any]) -> bool:
     return bool(got.get("done"))
+
+
+def _chat(got: Mapping[str, Any], episode: Episode[Earned]) -> list[Message]:
+    """Return the new messages of an observation in the form of the chat API, as of our server.
+
+    Empty if it has none. Of a server that repeats the whole conversation, those are left out that
+    are known.
+    """
+    found: Any = as_fields(got.get("observation")).get("messages")
+    told = [as_fields(one) for one in cast(list[Any], found if isinstance(found, list) else [])]
+    if not all({"role", "content"} <= one.keys() for one in told):
+        return []
+    messages = [sendable(one) for one in told]
+    known = [(one.role, one.content) for one in episode.messages]
+    repeated = [(one.role, one.content) for one in messages[: len(known)]] == known
+    return messages[len(known) :] if repeated else messages
+
+
+def _offered(got: Mapping[str, Any]) -> list[dict[str, JsonValue]]:
+    """Return the tools in an observation, in OpenAI form, as of our server."""
+    found: Any = as_fields(got.get("observation")).get("tools")
+    tools = map(as_fields, cast(list[Any], found if isinstance(found, list) else []))
+    return [tool for tool in tools if as_fields(tool.get("function"))]

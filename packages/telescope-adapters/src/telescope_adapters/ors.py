@@ -15,7 +15,15 @@ from typing import Any, cast
 import aiohttp
 from pydantic import Field
 
-from telescope_adapters.servers import Answer, ServedEnvironment, arguments_of, ask, new_session
+from telescope_adapters.servers import (
+    Answer,
+    ServedEnvironment,
+    arguments_of,
+    ask,
+    new_session,
+    once_up,
+    sendable,
+)
 from telescope_adapters.settings import AdaptedConfig, Earned, SteppedEnvironment, function_tool
 from telescope_core.base.errors import (
     EndpointError,
@@ -24,7 +32,7 @@ from telescope_core.base.errors import (
     UnplayableError,
     unknown_name,
 )
-from telescope_core.base.messages import message_from_json
+from telescope_core.base.messages import json_object
 from telescope_core.base.types import Example, Message, Split, StopReason, ToolCall
 from telescope_core.environments import Episode
 from telescope_core.environments.sources import Examples
@@ -154,10 +162,11 @@ class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
     @asynccontextmanager
     async def _begun(self, base: str, episode: Episode[Earned]) -> AsyncGenerator[_OpenSession]:
         """Open a session for the task of a rollout, and close it at the end."""
-        made = await ask(self.session, "POST", f"{self.url}/create_session")
+        address = f"{self.url}/create_session"
+        made = await once_up(lambda: ask(self.session, "POST", address))
         # Servers tell the id as an event, or as JSON.
         own_id = dict(_events(made.text)).get("task_id", "").strip() if made.status < 400 else ""
-        headers = {"X-Session-ID": own_id or str(made.json()["sid"])}
+        headers = {"X-Session-ID": own_id or str(made.field("sid"))}
         body = {
             "env_name": base.removeprefix(f"{self.url}/"),
             "task_spec": episode.example.info["task"],
@@ -175,10 +184,11 @@ class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
                 self.session, "POST", f"{self.url}/create", body=body, headers=headers
             )
             created.json()
-            listed = (await self._newest(base, "task_tools", "tools", headers)).json()
+            answer = await self._newest(base, "task_tools", "tools", headers)
+            tools, listed = answer.field("tools"), answer.json()
             episode.tools = [
                 function_tool(one["name"], one.get("description") or "", one.get("input_schema"))
-                for one in listed["tools"]
+                for one in tools
             ]
             answer = await self._newest(base, "messages", "prompt", headers)
             told: Any = answer.json()
@@ -255,7 +265,7 @@ class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
             base = await self._base(session)
             listed = await ask(session, "POST", f"{base}/tasks", body={"split": name})
             if listed.status != 400:
-                tasks = listed.json()["tasks"]
+                tasks = listed.field("tasks")
                 return ListSource([example_of(task, index) for index, task in enumerate(tasks)])
             counted = await ask(session, "POST", f"{base}/num_tasks", body={"split": name})
 
@@ -263,9 +273,9 @@ class OrsEnvironment(SteppedEnvironment, ServedEnvironment):
             async with new_session() as session:
                 body = {"split": name, "index": index}
                 task = await ask(session, "POST", f"{base}/task", body=body)
-            return example_of(task.json()["task"], index)
+            return example_of(task.field("task"), index)
 
-        return _Tasks(counted.json()["num_tasks"], lambda index: asyncio.run(read(index)))
+        return _Tasks(counted.field("num_tasks"), lambda index: asyncio.run(read(index)))
 
 
 def _streamed(answer: Answer, call: ToolCall) -> dict[str, Any]:
@@ -279,8 +289,11 @@ def _streamed(answer: Answer, call: ToolCall) -> dict[str, Any]:
         if kind in ("chunk", "end"):
             parts.append(data)
         if kind == "end":
-            return json.loads("".join(parts))
-    raise EndpointError(f"{answer.url} ended before the result of the tool {call.name}")
+            got = json_object("".join(parts)) or {}
+            if "output" in got if got.get("ok") else "error" in got:
+                return got
+            break
+    raise EndpointError(f"{answer.url} gave no result of the tool {call.name}: {answer.text:.200}")
 
 
 def _events(text: str) -> Iterator[tuple[str, str]]:
@@ -335,7 +348,4 @@ def _shown(
         ],
         "tool_call_id": call_id,
     }
-    try:
-        return [*told, message_from_json(fields)]
-    except ValueError as error:
-        raise UnplayableError(f"what the server shows the policy cannot be sent: {error}") from None
+    return [*told, sendable(fields)]

@@ -6,10 +6,10 @@ server, and a check of the served environment. The messages of a rollout differ 
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import aiohttp
 
@@ -19,15 +19,19 @@ from telescope_core.base.errors import (
     EndpointError,
     EnvironmentLoadError,
     TelescopeError,
+    UnplayableError,
 )
-from telescope_core.base.messages import json_object
-from telescope_core.base.types import ToolCall
+from telescope_core.base.messages import json_object, message_from_json
+from telescope_core.base.types import Message, ToolCall
 
 _LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 """A server may work for minutes on one request; the deadline of the rollout is the real limit."""
 _FIRST_ANSWER_S = 10.0
 _IDLE_S = 2.0
 """Less than any server waits, so that none closes a connection while a request is on its way."""
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Before each further attempt to begin a session; a server that is restarted needs some seconds."""
+Begun = TypeVar("Begun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +54,12 @@ class Answer:
             raise EndpointError(
                 f"{self.url} answered no JSON ({error}): {self.text:.200}"
             ) from None
+
+    def field(self, name: str) -> Any:
+        """Return one field of the object it holds; raises EndpointError if there is none."""
+        if name not in (found := as_fields(self.json())):
+            raise EndpointError(f"{self.url} answered no object with {name}: {self.text:.200}")
+        return found[name]
 
 
 async def ask(
@@ -76,6 +86,37 @@ async def ask(
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         why = str(error) or type(error).__name__
         raise EndpointError(f"{url} does not answer: {why}; is its server running?") from error
+    except UnicodeDecodeError as error:
+        raise EndpointError(f"{url} answered what is no text: {error}") from error
+
+
+async def once_up(begin: Callable[[], Awaitable[Begun]]) -> Begun:
+    """Return what `begin` returns, which is tried again for a while if nothing takes connections.
+
+    For the first request of a session: of a session that has begun, a restart left nothing.
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return await begin()
+        except EndpointError as error:
+            away = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError)
+            if not isinstance(error.__cause__, away):
+                raise
+        await asyncio.sleep(pause_s)
+    return await begin()
+
+
+def as_fields(value: object) -> dict[str, Any]:
+    """Return an object of JSON; empty for anything else."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def sendable(fields: Mapping[str, Any]) -> Message:
+    """Return a message in the form of the chat API; UnplayableError for what no endpoint takes."""
+    try:
+        return message_from_json(fields)
+    except ValueError as error:
+        raise UnplayableError(f"what the server shows the policy cannot be sent: {error}") from None
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
