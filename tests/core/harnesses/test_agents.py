@@ -129,6 +129,25 @@ async def test_a_program_that_takes_too_long_is_ended_and_scored_as_it_stands():
     assert "after agent_timeout_s = 0.5 s before it asked" in rollout.error
 
 
+@pytest.mark.slow
+async def test_the_words_of_a_program_that_is_ended_are_kept():
+    code = "import time; print('begun'); time.sleep(600)"
+    slow = changed(harness=CommandHarness(argv=("python3", "-c", code)))
+    for limit_s in (1.0, 8.0, 60.0):
+        async with playing(slow(AgentConfig(agent_timeout_s=limit_s))) as play:
+            rollout, _ = await play(deadline_s=600.0)
+        said = [note.value for note in rollout.info if note.key == "agent_stdout"]
+        if said:
+            break  # it came as far as to print
+    assert said == ["begun\n"]
+
+
+def test_a_setting_of_agents_is_refused_as_an_attribute_of_the_class():
+    for name, value in {"max_turns": 3, "agent_timeout_s": 5.0, "max_turn": 3}.items():
+        with pytest.raises(EnvironmentLoadError, match=f"{name}.* it is a setting: --env"):
+            changed(**{name: value})
+
+
 async def test_a_program_that_breaks_after_an_answer_is_scored():
     """The model's commands can break it, and must not earn another try by that."""
     async with playing(Marked()) as play:

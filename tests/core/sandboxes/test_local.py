@@ -415,6 +415,14 @@ async def test_what_a_fork_would_cover_is_seen_all_the_same(covered):
         await provider.close()
 
 
+async def test_python_reads_its_own_variables_in_a_sandbox(provider):
+    box = await provider.create(SandboxSpec())
+    code = "import sys; print(sys.flags.hash_randomization)"
+    for variables, printed in (({}, "1\n"), ({"PYTHONHASHSEED": "0"}, "0\n")):
+        done = await box.run(["python3", "-c", code], environment=variables)
+        assert done.text == printed
+
+
 async def test_a_path_to_read_that_is_not_there_is_named_and_no_limit_of_the_machine(tmp_path):
     missing = str(tmp_path / "agents")
     provider = LocalProvider(read_only=(missing,))

@@ -540,10 +540,11 @@ RULES: tuple[Rule, ...] = (
         of="rollouts/total",
     ),
     Rule("deadlines", Kind.UNHEALTHY, "Do rollouts end in time?").in_a_row(
-        "More than a tenth of the rollouts reached their deadline.",
-        "Raise rollout_timeout_s, or see which call of the environment is slow on the "
-        "timeline; slow rollouts are mostly the hard ones, so losing them biases what is "
-        "learned.",
+        "More than a tenth of the rollouts reached their deadline, or the time limit of their "
+        "program.",
+        "Raise rollout_timeout_s, or agent_timeout_s where tags of rollouts name it as their "
+        "time_limit, or see which call is slow on the timeline; slow rollouts are mostly the hard "
+        "ones, so losing them biases what is learned.",
         "rollouts/timed_out",
         holds=lambda share: share > 0.1,
         of="rollouts/total",
@@ -601,12 +602,13 @@ RULES: tuple[Rule, ...] = (
     Rule("evals fall", Kind.UNHEALTHY, "Do evals hold?", _evals_fall),
     Rule("evals missing", Kind.UNHEALTHY, "Were all evals played?", _evals_missing),
     Rule("branched turns", Kind.SLOW, "Do turns continue each other?").in_a_row(
-        "{last:.0%} of later turns do not continue the tokens before them and become samples "
-        "of their own. This is exact, but the history of each is computed once more.",
+        "{last:.0%} of later turns in the last step do not continue the tokens before them and "
+        "become samples of their own. This is exact, but the history of each is computed again.",
         "Either the chat template rewrites earlier turns (the start of the run reports this; "
         "a template that only appends is set with chat_template), or interleaved_rollouts is "
         "off, or turns end with a text of `stop`, which callers do not get, or the agent edits "
-        "its history or asks from several conversations.",
+        "its history or asks from several conversations, or turns that max_tokens cut hold special "
+        "tokens, which a text of them loses.",
         "turns/branched",
         holds=lambda share: share > 0.05,
     ),

@@ -15,7 +15,7 @@ from pydantic import Field
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.types import Message, StopReason
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, cleanup
-from telescope_core.environments.building import class_location
+from telescope_core.environments.building import class_location, require_none_of
 from telescope_core.harnesses.installed import harness_names, open_harness, require_installed
 from telescope_core.harnesses.protocol import AGENT_FOLDER, AgentProgram, AgentTask, Harness
 from telescope_core.sandboxes.local.interpreter import find_interpreter
@@ -33,6 +33,8 @@ from telescope_core.sandboxes.tools import EpisodeSandboxes
 
 _NOTED = 20_000
 """Most characters of each output of a program that are recorded."""
+_VARIABLES = {"HOME": AGENT_FOLDER, "PYTHONUNBUFFERED": "1"}
+"""Of every program. One in Python writes at once: its last words are kept if it is ended."""
 
 
 class AgentConfig(EnvironmentConfig):
@@ -92,6 +94,11 @@ class AgentEnvironment(Environment):
     """Requirements on each sandbox."""
     agent_python: ClassVar[str] = "python3"
     """Python interpreter for the program if `provider` supplies images."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        reason = "it is a setting: --env.NAME VALUE, or a default in a Config of your own"
+        require_none_of(cls, {*AgentConfig.model_fields} - {*vars(AgentEnvironment)}, reason=reason)
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         super().__init__(config)
@@ -176,7 +183,7 @@ class AgentEnvironment(Environment):
                 await box.write(path, content.encode())
             done = await box.run(
                 program.argv,
-                environment={"HOME": AGENT_FOLDER, **place.environment, **program.environment},
+                environment={**_VARIABLES, **place.environment, **program.environment},
                 timeout_s=place.timeout_s,
                 folder=place.folder,
             )

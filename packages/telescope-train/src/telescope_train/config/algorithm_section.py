@@ -72,8 +72,8 @@ class AlgorithmSection(Section):
     """Do not train on rollouts that were cut by `max_tokens` or by the length of the context; they
     stay in the group's baseline."""
     filter_timeout: bool = True
-    """Do not train on rollouts that reached `rollout_timeout_s`; they are scored as they stand, and
-    stay in the group's baseline."""
+    """Do not train on rollouts that reached `rollout_timeout_s`, or the `agent_timeout_s` of their
+    program; they are scored as they stand, and stay in the group's baseline."""
     overlong_penalty_factor: NotNegative = 0.0
     """Subtracted from the reward of a rollout that fills `max_tokens`; less is subtracted from one
     that comes close."""

@@ -82,7 +82,8 @@ def _batch(plan: Plan) -> Iterator[str]:
     for share in plan.environments:
         yield _row(
             share.name,
-            f"{share.share:.0%} of the prompts: {share.groups:g} groups x {share.group_size} = "
+            f"{share.share:.0%} of the prompts: {'' if share.share == 1 else 'on average '}"
+            f"{share.groups:g} groups x {share.group_size} = "
             f"{share.rollouts:g} rollouts{_version(share.version)}",
         )
     yield _row(

@@ -121,7 +121,9 @@ def _become(request, descriptors, rules, limits):
             raise OSError("the rules of Landlock could not be put in force")
         os.closerange(3, 1024)
         argv, environment = request["argv"], request["environment"]
-        if argv[:2] == ("python3", "-c") and len(argv) > 2:
+        # Python reads these variables only when it starts.
+        is_told = any(name.startswith("PYTHON") for name in environment)
+        if argv[:2] == ("python3", "-c") and len(argv) > 2 and not is_told:
             os.environ.clear()
             os.environ.update(environment)
             return Program(argv[2], ["-c", *argv[3:]])
