@@ -102,6 +102,23 @@ def test_offline_what_was_never_fetched_is_named(host, cache):
     assert host.requests == []
 
 
+def test_why_a_release_was_removed_is_read_and_never_hides_what_is_missing(host, folder, cache):
+    wheel = toy_publication("0.2.0").release.wheel
+    entry = f'id = "acme/toy"\nversion = "0.2.0"\nsha256 = "{wheel.sha256}"\nreason = "a secret"\n'
+    missing = r"has no version '0\.2\.0'; published versions: 0\.1\.0"
+    (folder / "removed.toml").write_text(f"[[removed]]\n{entry}")
+    for name in ("0.2.0", f"sha256:{wheel.sha256}"):
+        with pytest.raises(RegistryError, match=r"; acme/toy 0\.2\.0 is removed: a secret$"):
+            resolve(Registry(open_store(host.address, cache)), f"acme/toy@{name}")
+    (folder / "removed.toml").write_text("[[removed]]\n")
+    with pytest.raises(RegistryError, match=f"{missing}$"):
+        resolve(Registry(open_store(host.address, cache)), "acme/toy@0.2.0")
+    resolve(Registry(open_store(host.address, cache.with_name("other"))), "acme/toy")
+    with pytest.raises(RegistryError, match=f"{missing}$"):
+        offline = open_store(host.address, cache.with_name("other"), offline=True)
+        resolve(Registry(offline), "acme/toy@0.2.0")
+
+
 def test_registries_do_not_share_what_is_kept(host, folder, cache, tmp_path):
     write_registry(tmp_path / "other")
     with static_host(tmp_path / "other") as other:

@@ -176,3 +176,65 @@ def first_words_of_a_worker(name: str) -> str:
     finally:
         process.kill()
         process.communicate()
+
+
+def take_down(registry, version: str) -> None:
+    """Remove a release of the toy, as the reference of the registry's format says."""
+    root = Path(registry.address)
+    wheel = toy_publication(version).release.wheel
+    index = root / "index/acme/toy.jsonl"
+    lines = [line for line in index.read_text().splitlines(True) if wheel.sha256 not in line]
+    index.write_text("".join(lines))
+    (root / wheel.urls[0]).unlink()
+    (root / "removed.toml").write_text(
+        f'[[removed]]\nid = "acme/toy"\nversion = "{version}"\nsha256 = "{wheel.sha256}"\n'
+        'reason = "a secret"\n'
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_only", [False, True])
+def test_every_command_says_why_a_release_was_taken_down(
+    telescope, install, registry, publish, is_only
+):
+    publish("0.1.0", *([] if is_only else ["0.2.0"]))
+    lock(install("0.1.0"))
+    assert telescope("env", "sync", "--strict")[0] == 0
+    take_down(registry, "0.1.0")
+    commands = (
+        ("sync", "--strict"),
+        ("sync", "--locked", "--strict"),
+        ("update",),
+        ("info", "acme/toy@0.1.0"),
+        ("install", "acme/toy@0.1.0", "--shared"),
+        ("verify", "acme/toy"),
+    )
+    for command in commands:
+        code, out, err = telescope("env", *command)
+        said = " ".join(f"{out} {err}".split())
+        assert "removed: a secret" in said, command
+        assert "never removed" not in said
+        assert "lost a release" not in said
+        assert code or command[0] == "info", command
+    assert telescope("env", "sync", "--locked")[0] == 0, "what is here asks no registry"
+
+
+@pytest.mark.slow
+def test_strict_refuses_a_release_that_the_registry_lacks_or_replaced(
+    telescope, install, registry, publish
+):
+    publish("0.1.0")
+    lock(install("0.1.0"))
+    index = Path(registry.address) / "index/acme/toy.jsonl"
+    whole = index.read_text()
+    digest = toy_publication("0.1.0").release.wheel.sha256
+    for text, message in (
+        (whole.replace(digest, "1" * 64), "releases are never replaced"),
+        (whole.replace('"version":"0.1.0"', '"version":"0.1.9"'), "does not have it"),
+        ("", "does not have it"),
+    ):
+        index.write_text(text)
+        code, _, err = telescope("env", "sync", "--strict")
+        assert (code, message in err) == (4, True), err
+    index.write_text(whole)
+    assert telescope("env", "sync", "--strict")[0] == 0

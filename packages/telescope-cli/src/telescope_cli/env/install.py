@@ -45,7 +45,7 @@ from telescope_envs.records.lockfile import (
 from telescope_envs.records.release import Release
 from telescope_envs.registry import Opening, Registry, open_registry, parse_request
 from telescope_envs.registry.lookup import open_registry_of
-from telescope_envs.registry.resolving import UpdatePlan, plan_update
+from telescope_envs.registry.resolving import UpdatePlan, plan_update, removals
 
 _AT_ONCE = 4
 _END_WITHIN_S = 5.0
@@ -156,8 +156,8 @@ def sync(
         bool,
         typer.Option(
             "--strict",
-            help="Ask the registries, and fail for what is yanked, deprecated, has an advisory or "
-            "a suspended owner.",
+            help="Ask the registries, and fail for what is removed, replaced, yanked, deprecated, "
+            "has an advisory or a suspended owner.",
         ),
     ] = False,
     offline: OfflineOption = False,
@@ -351,6 +351,11 @@ def _current(environment_id: str, lock: Lock) -> _Current:
     release = next(
         (one for one in registry.releases(environment_id) if one.version == locked.version), None
     )
+    if release is None and (removed := removals(registry, environment_id, locked.version)):
+        raise RegistryError(
+            f"telescope.lock has {locked.version}: {removed[0]}; to choose another release, run: "
+            f"telescope env install {environment_id}"
+        )
     if release is None:
         raise RegistryError(
             f"telescope.lock has {locked.version}, which is not in {registry.address}: either this "

@@ -32,7 +32,7 @@ from telescope_envs.records.installed import InstalledEnvironment, installed_env
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
 from telescope_envs.registry.registry import Registry
-from telescope_envs.registry.resolving import notices
+from telescope_envs.registry.resolving import notices, removals
 from telescope_envs.rules.wheel import read_release
 
 OpenRegistry = Callable[[str], Registry]
@@ -52,13 +52,14 @@ def sync_environment(
     An entry that does not fit this Python or this telescope-core is locked again if it
     `may_change`; otherwise ConfigError is raised. Objections of its registry are reported when the
     wheel is fetched. If `is_strict`, the registry is always asked, and its objections raise
-    RegistryError.
+    RegistryError, as does a release that it lacks or has with another wheel.
     """
     remove_leftovers()
     built = find_built(entry)
     release = built.release if built is not None else locked_release(entry, open_registry)
     if is_strict or (built is None and cached_wheel(release) is None):
-        warnings = notices(open_registry(entry.registry), entry.id, entry.version)
+        registry = open_registry(entry.registry)
+        warnings = notices(registry, entry.id, entry.version)
         if warnings and is_strict:
             raise RegistryError(
                 f"--strict: {'; '.join(warnings)}. Choose another release (telescope env update), "
@@ -66,6 +67,8 @@ def sync_environment(
             )
         for warning in warnings:
             progress(f"warning: {warning}")
+        if is_strict:
+            _published(registry, entry)
     if not fits_here(entry, release):
         if not may_change:
             raise ConfigError(
@@ -110,10 +113,14 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
     cached = find_cached(entry.sha256)
     if cached is not None and cached_wheel(cached.release) is not None:
         return cached.release
-    registry = open_registry(entry.registry)
+    return _published(open_registry(entry.registry), entry)
+
+
+def _published(registry: Registry, entry: LockedEnvironment) -> Release:
+    """Return the record of the locked wheel; RegistryError if the registry does not have it."""
     found = registry.read_releases(entry.id)
     for release in found.releases:
-        if release.wheel.sha256 == entry.sha256:
+        if (release.version, release.wheel.sha256) == (entry.version, entry.sha256):
             return release
     there = {release.version: release for release in found.releases}
     if entry.version in there:
@@ -121,6 +128,11 @@ def locked_release(entry: LockedEnvironment, open_registry: OpenRegistry) -> Rel
             f"{entry.id} {entry.version} is locked with wheel sha256 {entry.sha256}, but "
             f"{registry.address} now has {there[entry.version].wheel.sha256}; releases are never "
             "replaced: tell the registry's owner, and do not install it"
+        )
+    if removed := removals(registry, entry.id, entry.version):
+        raise RegistryError(
+            f"{removed[0]} ({registry.address}); to lock another release, run: telescope env "
+            f"install {entry.id}"
         )
     why = next((one.why for one in found.unreadable if one.version == entry.version), "")
     raise RegistryError(

@@ -39,6 +39,7 @@ from telescope_envs.records.lockfile import LockedEnvironment, find_lock, read_l
 from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.resolving import removals
 from telescope_envs.rules.wheel import hashes_in, record_hash
 
 
@@ -99,7 +100,10 @@ def registry_findings(registry: Registry, record: Installation) -> Iterator[Find
     label = f"{release.id} {release.version}"
     published = {one.version: one for one in registry.releases(release.id)}
     now = published.get(release.version)
-    if now is None:
+    if now is None and (removed := removals(registry, release.id, release.version)):
+        finding = removed[0].removeprefix(f"{label} ")
+        yield Finding(FindingKind.REGISTRY, label, f"{finding} ({registry.address})")
+    elif now is None:
         text = f"is not in {registry.address} any more, although releases are never removed"
         yield Finding(FindingKind.REGISTRY, label, text)
     elif now.wheel.sha256 != release.wheel.sha256:

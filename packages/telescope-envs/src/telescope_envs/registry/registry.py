@@ -1,5 +1,6 @@
 """Reads a registry from any store: its index, aliases, status, namespaces and artifacts."""
 
+from functools import cached_property
 from pathlib import Path
 
 from packaging.version import Version
@@ -9,15 +10,23 @@ from telescope_envs.records.catalog import CatalogRow
 from telescope_envs.records.installed import version_of
 from telescope_envs.records.reading import (
     MAX_WHEEL_BYTES,
+    REMOVED_PATH,
     ReadReleases,
     log_unreadable,
     parse_aliases,
     parse_namespace_of,
     parse_record,
+    parse_removals,
     parse_status,
     read_releases,
 )
-from telescope_envs.records.release import Namespace, RegistryConfig, Release, Status
+from telescope_envs.records.release import (
+    Namespace,
+    RegistryConfig,
+    Release,
+    RemovedRelease,
+    Status,
+)
 from telescope_envs.registry.stores import Store
 from telescope_envs.registry.stores.folder import LocalStore
 
@@ -97,6 +106,17 @@ class Registry:
         path = f"namespaces/{owner}.toml"
         found = self.store.read(path)
         return parse_namespace_of(owner, found, self._where(path)) if found is not None else None
+
+    @cached_property
+    def removed(self) -> tuple[RemovedRelease, ...]:
+        """The releases that were taken down; none if their list cannot be read.
+
+        It only explains what is missing, which must be told offline and by an odd list as well.
+        """
+        try:
+            return parse_removals(self.store.read(REMOVED_PATH)).removed
+        except RegistryError:
+            return ()
 
     def wheel_bytes(self, release: Release) -> bytes:
         """Return the wheel's bytes, unchecked; raises RegistryError when no URL has them."""

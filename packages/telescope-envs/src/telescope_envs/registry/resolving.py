@@ -129,7 +129,7 @@ def resolve_with_warnings(
     try:
         fitting = _fitting(releases, request, environment_id, status)
     except RegistryError as error:
-        raise _with_unreadable(error, registry, environment_id) from None
+        raise _explained(error, registry, environment_id, request.wanted) from None
     usable = [
         release for release in fitting if request.is_exact or release.version not in status.yanked
     ]
@@ -170,8 +170,18 @@ def resolve_id(registry: Registry, request: Request) -> str:
             )
         known = published | aliased
         hint = f"(registry {registry.address})"
+        hint += "".join(f"; {line}" for line in removals(registry, environment_id, request.wanted))
         raise unknown_name("environment", request.typed_id, known, hint)
     return environment_id
+
+
+def removals(registry: Registry, environment_id: str, wanted: str = "") -> list[str]:
+    """Return why those releases that match `wanted` were taken down, one line each."""
+    return [
+        f"{one.id} {one.version} is removed: {one.reason}"
+        for one in registry.removed
+        if one.id == environment_id and matches(one.version, wanted, one.sha256)
+    ]
 
 
 def _only_one_named(registry: Registry, request: Request) -> str:
@@ -222,11 +232,13 @@ def _suspended(environment_id: str, namespace: Namespace | None) -> list[str]:
 def notices(registry: Registry, environment_id: str, version: str) -> list[str]:
     """Return the warnings of `registry` about a version, one line each.
 
-    The version may be yanked, its environment deprecated or with advisories, its owner suspended.
+    The version may be removed or yanked, its environment deprecated or with advisories, its owner
+    suspended.
     """
     namespace = registry.namespace(environment_id.partition("/")[0])
     status = registry.status(environment_id)
     return [
+        *removals(registry, environment_id, version),
         *_suspended(environment_id, namespace),
         *_said_against(environment_id, version, status),
     ]
@@ -253,10 +265,11 @@ def _fitting(
     return fitting
 
 
-def _with_unreadable(
-    error: RegistryError, registry: Registry, environment_id: str
+def _explained(
+    error: RegistryError, registry: Registry, environment_id: str, wanted: str
 ) -> RegistryError:
-    """Return `error`, naming the lines that cannot be read and may be what was asked for."""
+    """Return `error`, naming what was removed, or cannot be read, and may be what is `wanted`."""
+    error = RegistryError("; ".join([str(error), *removals(registry, environment_id, wanted)]))
     unreadable = registry.read_releases(environment_id).unreadable
     if not unreadable:
         return error
