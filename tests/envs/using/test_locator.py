@@ -239,3 +239,12 @@ def test_what_has_a_damaged_record_is_not_played_and_is_mended_by_installing(ins
     before = path.read_bytes()
     assert not activate(entry, progress=silent)
     assert path.read_bytes() == before
+
+
+def test_the_data_folder_may_be_named_by_a_way_up(tmp_path, monkeypatch):
+    """Paths below it are compared, and must not seem to lead out of it."""
+    monkeypatch.chdir(tmp_path)
+    locked = lock_of(toy_publication().release, "x")
+    for named in (f"{tmp_path}/elsewhere/../home", f"../{tmp_path.name}/home"):
+        monkeypatch.setenv("TELESCOPE_HOME", named)
+        assert venv_folder(locked).parent == tmp_path / "home/venvs"

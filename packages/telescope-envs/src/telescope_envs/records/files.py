@@ -32,9 +32,10 @@ def sha256_of(data: bytes | str) -> str:
 def data_folder() -> Path:
     """Return `$TELESCOPE_HOME`, or else a folder of this interpreter, so each has its own."""
     chosen = os.environ.get(VARIABLE, "")
-    return (
-        Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix) / "share" / "telescope"
-    )
+    if not chosen:
+        return Path(sys.prefix) / "share" / "telescope"
+    # Without `..`, so that what leads out of the folder can be told by its path.
+    return Path(os.path.normpath(Path(chosen).expanduser().absolute()))
 
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
