@@ -152,6 +152,18 @@ def test_a_dry_run_shows_what_changes_and_changes_nothing(place, project, capfd,
     assert "s3cret" not in said.out + said.err, "neither a token nor the password of the remote"
 
 
+def test_a_version_that_was_removed_is_refused_before_it_is_validated(place, project):
+    (place / "registry/removed.toml").write_text(
+        f'[[removed]]\nid = "acme/sorted"\nversion = "0.1.1"\nsha256 = "{"1" * 64}"\n'
+        'reason = "a secret"\n'
+    )
+    said: list[str] = []
+    to = {"registry": place / "registry", "dry_run": True, "progress": said.append}
+    with pytest.raises(RegistryError, match=r"0\.1\.1 was removed from this registry \(a secret\)"):
+        publish(project, bump="patch", **to)
+    assert not any(line.startswith("validating") for line in said)
+
+
 def test_who_is_asked_and_says_no_publishes_nothing(place, project):
     before = tree(place)
     with pytest.raises(ConfigError, match="nothing was published"):

@@ -46,7 +46,11 @@ from telescope_envs.registry.lookup import open_writable
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.stores import WritableStore
 from telescope_envs.registry.stores.http import ServedStore
-from telescope_envs.rules.admission import require_namespace, require_unreserved
+from telescope_envs.rules.admission import (
+    require_namespace,
+    require_not_removed,
+    require_unreserved,
+)
 from telescope_envs.validation import (
     Outcome,
     Report,
@@ -152,6 +156,7 @@ def _prepare(
     wheel = f"{built.path.name}, {built.size:,} bytes, sha256 {built.sha256}"
     options.progress(f"wheel        {wheel}")
     options.progress("inspection   one pure package, nothing that runs at installation")
+    require_not_removed(registry.store.read, identity.id, built.contents.version)
     known = published_as(registry, built, identity.id)
     if known is not None:
         state = PushState.ALREADY_PUBLISHED

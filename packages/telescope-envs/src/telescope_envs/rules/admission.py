@@ -48,7 +48,7 @@ def is_new(read: Read, publication: Publication) -> bool:
     check_bytes(publication.wheel, release)
     require_namespace(read, release.owner)
     require_unreserved(read, release.id)
-    require_not_removed(read, release)
+    require_not_removed(read, release.id, release.version)
     for other in same_distribution_ids(release.id):
         if read(f"index/{other}.jsonl") is not None:
             raise RegistryError(
@@ -195,13 +195,12 @@ def require_unreserved(read: Read, environment_id: str) -> None:
         )
 
 
-def require_not_removed(read: Read, release: Release) -> None:
+def require_not_removed(read: Read, environment_id: str, version: str) -> None:
     """Raise RegistryError for a version that was removed, which never comes back."""
     for one in parse_removals(read(REMOVED_PATH)).removed:
-        same = Version(one.version) == Version(release.version)
-        if one.id == release.id and same:
+        if one.id == environment_id and Version(one.version) == Version(version):
             raise RegistryError(
-                f"{release.id} {release.version} was removed from this registry ({one.reason}), "
+                f"{environment_id} {version} was removed from this registry ({one.reason}), "
                 "and a version is never published again; raise the version in its pyproject.toml"
             )
 
