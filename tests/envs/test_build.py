@@ -184,6 +184,26 @@ def test_what_is_no_file_is_refused_by_its_path(tmp_path, make, what, is_in_git)
         build_wheel(project, tmp_path / "dist")
 
 
+@pytest.mark.parametrize("is_in_git", [False, True])
+def test_the_lock_of_a_file_that_emacs_has_open_is_no_source(tmp_path, is_in_git):
+    project = write(tmp_path / "toy")
+    lock = project / "telescope_env_acme_toy" / ".#__init__.py"
+    lock.symlink_to("me@host.123:456")
+    if is_in_git:
+        subprocess.run(["git", "init", "-q", str(project)], check=True)
+        subprocess.run(["git", "-C", str(project), "add", "pyproject.toml"], check=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    copy_sources(project, copy)
+    assert (copy / "telescope_env_acme_toy" / "__init__.py").is_file()
+    assert not os.path.lexists(copy / "telescope_env_acme_toy" / lock.name)
+    assert left_out(project, ["telescope_env_acme_toy/__init__.py"]) == []
+    if is_in_git:
+        subprocess.run(["git", "-C", str(project), "add", "."], check=True)
+        with pytest.raises(ConfigError, match="no file, but a release must contain"):
+            copy_sources(project, copy)
+
+
 def test_files_of_a_repository_within_the_project_are_named_as_such(tmp_path):
     project = write(tmp_path / "toy")
     inner = project / "telescope_env_acme_toy" / "inner"

@@ -114,8 +114,8 @@ def test_why_a_release_was_removed_is_read_and_never_hides_what_is_missing(host,
     with pytest.raises(RegistryError, match=f"{missing}$"):
         resolve(Registry(open_store(host.address, cache)), "acme/toy@0.2.0")
     resolve(Registry(open_store(host.address, cache.with_name("other"))), "acme/toy")
+    offline = open_store(host.address, cache.with_name("other"), offline=True)
     with pytest.raises(RegistryError, match=f"{missing}$"):
-        offline = open_store(host.address, cache.with_name("other"), offline=True)
         resolve(Registry(offline), "acme/toy@0.2.0")
 
 

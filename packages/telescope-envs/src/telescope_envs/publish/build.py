@@ -40,13 +40,20 @@ def source_files(project: Path) -> list[Path]:
 
 
 def _listed(project: Path) -> list[Path]:
-    """Return the paths of files, links and repositories within; some may not exist anymore."""
+    """Return the paths of files, links and repositories within; some may not exist anymore.
+
+    Locks of an editor are left out, unless git holds them.
+    """
     require_project(project)
     listed = git_text(project, "ls-files", "-z", "--cached", "--others", "--exclude-standard", ".")
     if listed is None:
         found = [path.relative_to(project) for path in _walk(project)]
     else:
         found = [Path(name) for name in listed.split("\0") if name]
+        if locks := {path for path in found if _is_editor_lock(project / path)}:
+            held = git_text(project, "ls-files", "-z", "--cached", ".") or ""
+            locks -= {Path(name) for name in held.split("\0")}
+        found = [path for path in found if path not in locks]
     return sorted(set(found))
 
 
@@ -154,7 +161,12 @@ def _walk(project: Path) -> list[Path]:
         folders[:] = [name for name in folders if name not in skipped]
         linked = [name for name in folders if (Path(folder) / name).is_symlink()]
         found += [Path(folder) / name for name in (*files, *linked)]
-    return found
+    return [path for path in found if not _is_editor_lock(path)]
+
+
+def _is_editor_lock(path: Path) -> bool:
+    """Return whether it is the link to nothing by which Emacs marks a file with unsaved changes."""
+    return path.name.startswith(".#") and path.is_symlink() and not path.exists()
 
 
 _DEFAULT_EPOCH = 1577836800
