@@ -1,8 +1,10 @@
 """`telescope.lock`: stable bytes, whole or not at all, and damage is named with its line."""
 
 import codecs
+import os
 import threading
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +162,59 @@ def test_a_failed_change_leaves_the_file_and_nothing_else(tmp_path):
         change_lock(path, lambda lock: (_ for _ in ()).throw(RuntimeError("no")))
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["telescope.lock"]
+
+
+@pytest.mark.parametrize(
+    ("git", "registry", "held"),
+    [
+        ("", "registry", "../registry"),
+        ("", "app/own/registry", "./own/registry"),
+        ("", "app/.registry", ".registry"),
+        ("", ".", ".."),
+        ("", "app", "."),
+        ("", "current", "../current"),
+        ("", "app/../current/../registry", None),
+        ("app", "registry", None),
+        (None, "registry", None),
+        (None, "app/registry", "./registry"),
+        ("", "../outside", None),
+        ("", "../link/registry", "../registry"),
+        ("", "../to-registry", None),
+    ],
+)
+def test_a_folder_that_moves_with_the_lock_is_held_relative_to_it(tmp_path, git, registry, held):
+    root = tmp_path / "mono"
+    for folder in ("app/own/registry", "registry", "../outside/deep"):
+        (root / folder).mkdir(parents=True)
+    (root / "current").symlink_to(tmp_path / "outside" / "deep")
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "to-registry").symlink_to(root / "registry")
+    if git is not None:
+        (root / git / ".git").mkdir()
+    text = f"{root}/{registry}" if registry != "." else str(root)
+    if registry.startswith("../"):
+        text = f"{tmp_path}/{registry[3:]}"
+    path = root / "app" / "telescope.lock"
+    change_lock(path, lambda lock: lock.merged([entry(registry=text)]))
+    (row,) = tomllib.loads(path.read_text())["environments"]
+    assert row["registry"] == (held or text)
+    (found,) = read_lock(path).environments
+    assert found.registry == text or (
+        held and Path(found.registry).resolve() == Path(text).resolve()
+    )
+    if held and not registry.startswith("../"):
+        clone = tmp_path / "clone"
+        root.rename(clone)
+        (found,) = read_lock(clone / "app" / "telescope.lock").environments
+        assert found.registry == os.path.normpath(clone / registry)
+
+
+def test_other_registries_of_a_lock_stay_as_they_are(tmp_path):
+    (tmp_path / ".git").mkdir()
+    path = tmp_path / "telescope.lock"
+    places = ("corp", "https://hub.example", "hf://acme/reg@main", "~/registry", "/x\0y/z")
+    for number, place in enumerate(places):
+        changed = entry(f"acme/toy{number}", registry=place)
+        change_lock(path, lambda lock, changed=changed: lock.merged([changed]))
+    assert tuple(one.registry for one in read_lock(path).environments) == places
+    assert [row["registry"] for row in tomllib.loads(path.read_text())["environments"]] == [*places]

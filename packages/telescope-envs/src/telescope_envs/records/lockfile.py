@@ -5,6 +5,7 @@ package index, so a mirror works as well. It can be read on its own; installing 
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -57,7 +58,10 @@ class LockedEnvironment(Record, frozen=True, kw_only=True, forbid_unknown_fields
     sha256: str
     """Digest of the wheel."""
     registry: str
-    """Its address, in the form that `--registry` accepts, without credentials."""
+    """Its address, in the form that `--registry` accepts, without credentials.
+
+    In the file, a folder that moves with the lock is relative to it, and begins with a dot.
+    """
     revision: str = ""
     """The registry's commit; empty where it has none."""
     protocol: str
@@ -168,7 +172,9 @@ def read_lock(path: Path) -> Lock:
         return Lock()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; {_REMEDY}") from error
-    return parse_lock(text, str(path), remedy=_REMEDY)
+    lock = parse_lock(text, str(path), remedy=_REMEDY)
+    folder = os.path.realpath(path.parent)
+    return _with_registries(lock, lambda registry: _absolute(registry, folder))
 
 
 def parse_lock(text: str, where: str, *, remedy: str) -> Lock:
@@ -196,14 +202,43 @@ def write_lock(path: Path, lock: Lock) -> None:
 def change_lock(path: Path, change: Callable[[Lock], Lock]) -> Lock:
     """Apply `change` to the lock at `path`, one process at a time; returns the new lock.
 
-    An existing file is not touched if nothing changes.
+    An existing file is not touched if nothing changes. Registries in the lock's git repository, or
+    without git in its folder, are written relative to it, so that they are found in every clone.
     """
+    folder = Path(os.path.realpath(path.parent))
     with locked(path.parent, what=f"{path} is being changed"):
         before = read_lock(path)
         after = change(before)
         if after != before or not path.is_file():
-            write_lock(path, after)
+            write_lock(path, _with_registries(after, lambda place: _relative(place, folder)))
     return after
+
+
+def _with_registries(lock: Lock, change: Callable[[str], str]) -> Lock:
+    entries = (one.changed(registry=change(one.registry)) for one in lock.environments)
+    return Lock(environments=tuple(entries))
+
+
+def _absolute(registry: str, folder: str) -> str:
+    """Return a registry without regard to the lock's `folder`; names and addresses stay."""
+    return os.path.normpath(f"{folder}/{registry}") if registry.startswith(".") else registry
+
+
+def _relative(registry: str, folder: Path) -> str:
+    """Return a registry as a path from the lock's real `folder`, if it moves together with it.
+
+    Links are kept, because they are meant to be followed again: only the way to the root of the
+    project is compared on disk.
+    """
+    if not os.path.isabs(registry) or "\0" in registry:
+        return registry
+    root = next((at for at in (folder, *folder.parents) if (at / ".git").exists()), folder)
+    path = Path(registry)
+    top = next((at for at in (path, *path.parents) if os.path.realpath(at) == str(root)), None)
+    if top is None or ".." in path.relative_to(top).parts:
+        return registry
+    found = os.path.relpath(root / path.relative_to(top), folder)
+    return found if found.startswith(".") else f"./{found}"
 
 
 def render(lock: Lock) -> str:
