@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.lockfile import read_lock
+from telescope_envs.validation.processes import interpreter_with
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +134,21 @@ def test_a_source_distribution_is_refused_where_wheels_are_required(publish, hom
         install(publish("only-source"), "toy", options=options)
     assert_nothing_installed(home, options)
     assert not [path for path in index.asked if "files" in path], "it was not fetched"
+
+
+def test_a_pin_that_differs_from_this_python_can_be_validated(index, home, tmp_path):
+    """It is only preferred, as when it is locked; what does not conflict is as it is here."""
+    index.add("iniconfig", "0.0.1")
+    python = interpreter_with(["iniconfig==0.0.1"], tmp_path / "venv", needed_by="acme/toy")
+    packages = next(Path(python).parent.parent.glob("lib/*/site-packages"))
+    assert (packages / "iniconfig-0.0.1.dist-info").is_dir()
+    assert (packages / f"pydantic-{version('pydantic')}.dist-info").is_dir()
+
+
+def test_what_cannot_be_resolved_at_all_is_told(index, home, tmp_path):
+    index.add("iniconfig", "0.0.1")
+    with pytest.raises(EnvironmentLoadError, match=r"(?s)of acme/toy cannot be installed.*0\.0\.2"):
+        interpreter_with(["iniconfig==0.0.2"], tmp_path / "venv", needed_by="acme/toy")
 
 
 @pytest.mark.parametrize(

@@ -278,21 +278,26 @@ def interpreter_with(
     uv = Uv()
     uv.make_venv(folder)
     python = python_of(folder)
-    constraints = folder / "installed.txt"
-    constraints.write_text("".join(f"{pin}\n" for pin in installed_pins()))
-    arguments = [
-        *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
-        *("--constraints", str(constraints)),
-    ]
+    wanted, pins = folder / "wanted.in", folder / "installed.txt"
+    wanted.write_text("".join(f"{text}\n" for text in needs))
+    pins.write_text("".join(f"{pin}\n" for pin in installed_pins()))
+    target = ("--python", str(python), "--quiet")
+    add = ["pip", "install", *target, "--link-mode", "hardlink", "--requirements", str(wanted)]
+    choose = ["pip", "compile", str(wanted), "--output-file", str(pins), *target]
     failure = f"the dependencies of {needed_by} cannot be installed"
+
+    def run(built: Sequence[str]) -> None:
+        constrained = [*add, "--constraints", str(pins), *wheels_only(built)]
+        try:
+            uv.run_cache_first(constrained, failure=failure)
+        except EnvironmentLoadError:
+            # As when it is locked: versions of this Python are preferred, not required. uv prefers
+            # those in the file that it is to write.
+            uv.run([*choose, *wheels_only(built)], failure=failure)
+            uv.run_cache_first(constrained, failure=failure)
+
     try:
-        uv.run_building(
-            lambda built: uv.run_cache_first(
-                [*arguments, *wheels_only(built), *needs], failure=failure
-            ),
-            allow_sdist,
-            python=str(python),
-        )
+        uv.run_building(run, allow_sdist, python=str(python))
     except EnvironmentLoadError as error:
         raise lacks_wheel(str(error), needed_by) or error from None
     link_distribution(distribution(CORE), site_packages(folder))
