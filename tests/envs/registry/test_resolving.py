@@ -1,17 +1,21 @@
 """From a wish to a release: what may be chosen, what is refused, what a person is told."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.envs.projects import toy_publication
+from tests.envs.projects import toy_publication, write_registry
 
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
-from telescope_envs.install.pipeline import choose_release
+from telescope_envs.install.pipeline import choose_release, locked_environment
 from telescope_envs.install.steps import InstallOptions, silent
+from telescope_envs.records.lockfile import change_lock
+from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import (
     Deprecation,
     ProtocolRange,
+    Release,
     Status,
 )
 from telescope_envs.registry import Registry, resolve
@@ -231,3 +235,56 @@ def test_choosing_a_release_reads_its_status_once(registry, publish, monkeypatch
     release = choose_release(registry, "acme/toy", options=options, progress=silent)
     assert release.version == "0.2.0"
     assert paths.count("status/acme/toy.json") == 1
+
+
+@pytest.fixture
+def twins(tmp_path, monkeypatch) -> Callable[..., Registry]:
+    """Return a function that makes a registry with these releases of acme/toy."""
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path / "home"))
+
+    def make(name: str, *publications: Publication) -> Registry:
+        twin = write_registry(tmp_path / name)
+        for publication in publications:
+            twin.store.publish(publication)
+        return twin
+
+    return make
+
+
+def locked_from(registry: Registry, release: Release, path: Path) -> InstallOptions:
+    change_lock(path, lambda lock: lock.merged([locked_environment(registry, release, ())]))
+    return InstallOptions(lock=path)
+
+
+def test_an_equal_name_in_another_registry_is_not_called_tampering(twins, tmp_path):
+    corp = twins("corp", toy_publication())
+    team = twins("team", toy_publication(code="other = 1\n"))
+    (release,) = corp.releases("acme/toy")
+    options = locked_from(corp, release, tmp_path / "telescope.lock")
+    with pytest.raises(RegistryError) as refusal:
+        choose_release(team, "acme/toy", options=options, progress=silent)
+    message = str(refusal.value)
+    assert "never replaced" not in message
+    assert f"--registry {corp.address}" in message
+    assert team.address in message
+    assert "telescope env uninstall acme/toy" in message
+
+
+def test_a_newer_release_from_another_registry_is_told(twins, tmp_path):
+    corp = twins("corp", toy_publication(), toy_publication("0.1.1"))
+    team = twins("team", toy_publication("0.2.0"))
+    options = locked_from(corp, corp.releases("acme/toy")[0], tmp_path / "telescope.lock")
+    lines: list[str] = []
+    choose_release(corp, "acme/toy", options=options, progress=lines.append)
+    assert lines == []
+    assert choose_release(team, "toy", options=options, progress=lines.append).version == "0.2.0"
+    (line,) = lines
+    assert line.startswith("warning: ")
+    assert all(part in line for part in (corp.address, team.address, "0.1.0", "0.2.0"))
+
+
+def test_the_newest_that_fits_a_range_is_not_called_the_newest(twins, tmp_path):
+    corp = twins("corp", toy_publication(), toy_publication("0.2.0"))
+    options = locked_from(corp, corp.releases("acme/toy")[1], tmp_path / "telescope.lock")
+    with pytest.raises(RegistryError, match=r"offers 0\.1\.0 as the newest that fits '<0\.2';"):
+        choose_release(corp, "acme/toy@<0.2", options=options, progress=silent)

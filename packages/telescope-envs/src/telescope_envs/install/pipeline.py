@@ -50,7 +50,7 @@ from telescope_envs.records.lockfile import (
     read_lock,
 )
 from telescope_envs.records.release import Release, Status
-from telescope_envs.registry.config import parse_address
+from telescope_envs.registry.config import Address, parse_address
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import Request, parse_request, resolve_with_warnings
 from telescope_envs.rules.wheel import read_release
@@ -76,9 +76,11 @@ def check_no_downgrade(
         if version and Version(version) > Version(release.version):
             reason = status.yanked.get(version)
             why = f" ({version} is yanked: {reason})" if reason is not None else ""
+            fits = f" that fits {request.wanted!r}" if request.wanted else ""
             raise RegistryError(
                 f"{release.id} {version} is {where}, but the registry offers {release.version} as "
-                f"the newest{why}; to go back, type it exactly: {release.id}@{release.version}"
+                f"the newest{fits}{why}; to go back, type it exactly: "
+                f"{release.id}@{release.version}"
             )
 
 
@@ -94,11 +96,18 @@ def check_same_bytes(
     Another registry than the one it was installed from may have a version with the same name.
     """
     known: dict[str, str] = {}
-    if entry is not None and entry.version == release.version:
-        known["locked"] = entry.sha256
     place = parse_address(registry.address)
-    is_ours = installed is not None and parse_address(installed.registry).is_place_of(place)
-    if installed is not None and is_ours and not installed.is_damaged:
+    if entry is not None and entry.version == release.version:
+        if entry.sha256 != release.wheel.sha256 and not _is_from(entry.registry, place):
+            raise RegistryError(
+                f"{release.id} {release.version} is locked from the registry {entry.registry}, and "
+                f"{registry.address} has another wheel of the same name and version. To keep it, "
+                f"name the registry of the lock: --registry {entry.registry}. To switch, remove it "
+                f"from telescope.lock (telescope env uninstall {release.id}) and install this one; "
+                "if the registries are meant to be copies, tell their owners instead"
+            )
+        known["locked"] = entry.sha256
+    if installed is not None and _is_from(installed.registry, place) and not installed.is_damaged:
         known["installed"] = installed.sha256 if installed.version == release.version else ""
     for how, sha256 in known.items():
         if sha256 not in ("", release.wheel.sha256):
@@ -107,6 +116,10 @@ def check_same_bytes(
                 f"registry now has {release.wheel.sha256}; releases are never replaced: tell the "
                 "registry's owner, and do not install it"
             )
+
+
+def _is_from(registry: str, place: Address) -> bool:
+    return parse_address(registry).is_place_of(place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +153,13 @@ def choose_release(
     check_same_bytes(release, registry, installed=installed, entry=entry)
     for warning in resolution.warnings:
         progress(f"warning: {warning}")
+    used, place = entry or installed, parse_address(registry.address)
+    is_other = used is not None and used.sha256 != release.wheel.sha256
+    if used is not None and is_other and used.registry and not _is_from(used.registry, place):
+        progress(
+            f"warning: {release.id} {used.version} is from {used.registry}, but {release.version} "
+            f"is from {registry.address}: equal names need not be one environment"
+        )
     return release
 
 
