@@ -164,18 +164,21 @@ def agreement(value: float, limit: float) -> SelfTest:
 
 
 def test_an_engine_that_loads_an_update_wrongly_ends_the_run_at_the_first_tokens_of_it():
-    check = UpdateCheck(agreement(1e-6, 1e-3), first_version=4)
+    check = UpdateCheck(agreement(1e-6, 1e-3), 4, is_exact=True)
     check.note(5, {"mismatch/mean": 0.1})  # of the weights that the self-test has seen
     check.note(6, {"reward": 1.0})  # a batch of older weights alone
     with pytest.raises(ConfigError, match=r"by 0\.1 nats on average, and before it by 1e-06"):
         check.note(7, {"mismatch/mean": 0.1})
     with pytest.raises(ConfigError, match="nan nats"):
-        UpdateCheck(agreement(1e-6, 1e-3), 0).note(2, {"mismatch/mean": float("nan")})
+        UpdateCheck(agreement(1e-6, 1e-3), 0, is_exact=True).note(
+            2, {"mismatch/mean": float("nan")}
+        )
 
 
 def test_longer_answers_and_coarse_types_may_differ_more_than_the_self_test_found():
     for value, limit, found in ((1e-6, 1e-3, 2e-3), (0.02, 0.05, 0.14), (0.2, 0.3, 1.9)):
-        UpdateCheck(agreement(value, limit), first_version=0).note(2, {"mismatch/mean": found})
-    check = UpdateCheck(agreement(1e-6, 1e-3), first_version=0)
+        UpdateCheck(agreement(value, limit), 0, is_exact=True).note(2, {"mismatch/mean": found})
+    UpdateCheck(agreement(1e-6, 1e-3), 0, is_exact=False).note(2, {"mismatch/mean": 1.0})
+    check = UpdateCheck(agreement(1e-6, 1e-3), 0, is_exact=True)
     check.note(2, {"mismatch/mean": 1e-6})
     check.note(3, {"mismatch/mean": 1.0})  # that later ones differ has other reasons: see doctor

@@ -344,7 +344,12 @@ async def _get_ready(resources: Resources) -> _Ready:
         mix=mix,
         packing=packing,
         losses=losses,
-        updates=UpdateCheck(agreement, first_version),
+        updates=UpdateCheck(
+            agreement,
+            first_version,
+            is_exact=config.scheduling.in_flight_update != "continue"
+            and not (config.trainer.use_lora and config.trainer.lora_dropout),
+        ),
     )
 
 

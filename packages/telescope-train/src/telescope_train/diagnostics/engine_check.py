@@ -81,11 +81,17 @@ class UpdateCheck:
     and an engine that prepares them otherwise samples from a model that nobody trains.
     """
 
-    def __init__(self, agreement: SelfTest, first_version: WeightVersion) -> None:
-        """`agreement`: what `check_engine` found with the weights of `first_version`."""
+    def __init__(
+        self, agreement: SelfTest, first_version: WeightVersion, *, is_exact: bool
+    ) -> None:
+        """`agreement`: what `check_engine` found with the weights of `first_version`.
+
+        `is_exact`: False if log-probs may differ for other reasons too, so that nothing can be
+        said: those of tokens sampled with mixed weights, or of passes with dropout.
+        """
         self._agreement = agreement
         self._first_step = first_version + 1
-        self._is_done = False
+        self._is_done = not is_exact
 
     def note(self, step: int, row: Mapping[str, float]) -> None:
         """Raise ConfigError if the first such `row` shows that an update was loaded wrongly.
