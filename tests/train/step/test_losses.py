@@ -23,7 +23,8 @@ TOO_LONG = replace(
     reward=None,
     status_reason="ContextLengthError",
     stop_reason=StopReason.CONTEXT_LENGTH,
-    error="ContextLengthError: a prompt of 423 tokens,\nbut max_model_len is 256",
+    error="ContextLengthError: a prompt of 423 tokens,\nbut max_model_len is 256; "
+    "raise max_model_len",
 )
 BROKEN = replace(
     TOO_LONG,
@@ -49,7 +50,7 @@ def test_each_cause_is_told_once_with_the_error_and_what_to_do():
     assert len(told) == 2
     assert "step 5: 2 failed attempts at the 3 rollouts" in told[0]
     assert "a prompt of 423 tokens, but max_model_len is 256" in told[0]
-    assert "raise max_model_len" in told[0]
+    assert "256; raise max_model_len; or leave out examples with long prompts." in told[0]
     assert "step 5: 1 failed attempt" in told[1]
     assert "ZeroDivisionError: [/red]" in told[1]
     assert "correct the reward" in told[1]

@@ -268,10 +268,11 @@ class TokenPolicy(RecordingPolicy):
             return sampling
         if self.turns and num_prompt_tokens < limit:
             return replace(sampling, max_tokens=limit - num_prompt_tokens)
+        advice = "" if num_prompt_tokens >= limit else "lower max_tokens or "
         raise ContextLengthError(
             f"a prompt of {num_prompt_tokens} tokens and max_tokens = {sampling.max_tokens} need "
             f"{num_prompt_tokens + sampling.max_tokens} tokens, but max_model_len is {limit}; "
-            "lower max_tokens or raise max_model_len"
+            f"{advice}raise max_model_len"
         )
 
 

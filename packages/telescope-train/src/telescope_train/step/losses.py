@@ -69,9 +69,12 @@ def failures_text(step: int, failed: Sequence[Rollout], num_rollouts: int) -> st
     """Return the text about attempts that failed for one cause."""
     name, boundary = failed[0].environment, boundary_of(failed[0])
     error = _most_frequent(rollout.error for rollout in failed)
+    advice = REMEDIES[boundary]
+    if error.endswith(said := advice.partition(",")[0]):
+        advice = advice.removeprefix(f"{said}, ")
     return (
         f"step {step}: {len(failed)} failed attempts at the {num_rollouts} rollouts of the batch, "
-        f"of {name} ({boundary}): {error}; {REMEDIES[boundary]}. Further ones are only counted, "
+        f"of {name} ({boundary}): {error}; {advice}. Further ones are only counted, "
         f"in failures/{boundary} and in the summary"
     )
 
