@@ -11,9 +11,10 @@ from telescope_train.plan.checks.config import config_found
 
 NOT_SETTINGS = {
     *("reward_min", "reward_max", "eval_points", "to_thread"),
-    *("requires_grad", "zero_grad"),
+    *("requires_grad", "zero_grad", "agent_timeout_s", "time_limit"),
 }
-"""Attributes of an environment, a tensor and an optimizer, a file, and a function of Python."""
+"""Attributes and settings of an environment, of a tensor and an optimizer, a file, a function of
+Python, and a tag of rollouts."""
 ONLY_LOWERED = {"ppo_epochs"}
 """A setting above its default needs another one, but nothing advises to raise it."""
 NAME = re.compile(r"(?<![\w/])[a-z]+(?:_[a-z0-9]+)+(?![\w/])")
