@@ -36,7 +36,7 @@ passed on but those of the machine, and the secrets that the environment declare
 first; of an installed environment, those that its release was published with.""",
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
-(`--examples`, 16 of each split) gets its gold answer and eleven texts that are no answer; the first
+(`--examples`, 16 of each split) gets its gold answer and a dozen texts that are no answer; the first
 two of each split get a million characters as well. The first four are played again in another
 order, there and in a second process, and then all of them 64 at a time with answers of uneven
 delay.
@@ -48,8 +48,9 @@ range, and rewards must follow their rollouts (`reward.deterministic`).
 The *floor* is measured: the least that an empty or blank answer earns. It may be at most half of
 the way from `reward_min` to `success_threshold`. A text that is no answer may earn, on average over
 the examples, at most a quarter of the way from floor to success, and never success itself. Another
-example's gold answer and random words may be right by luck, so one in ten of them may succeed (one,
-if there are fewer than ten).
+example's gold answer, random words and refusals may be right by luck, so one in ten of each may
+succeed (one, if there are fewer than ten). Refusals, such as `I don't know.`, are tried where no
+gold answer refuses or says that there is no answer.
 
 `reward.loop` accuses only code that is found on the event loop in two looks at the same call, so
 a busy machine is not mistaken for it; what the thread waited for a processor is taken off.

@@ -1,7 +1,7 @@
 """Trainer ranks as processes that take one layout of Megatron after another.
 
 usage: megatron_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: output; cases: name, model, section;
-optional dtype, load, save, supervised, shares)
+optional dtype, load, save, supervised, shares, reference)
 """
 
 import json
@@ -20,6 +20,7 @@ from prefix_trees import all_shared, plain_batches, random_tree
 from telescope_train.algorithms import loss_function
 from telescope_train.algorithms.policy_gradient import negative_log_likelihood
 from telescope_train.backends.megatron.backend import MegatronBackend
+from telescope_train.config.schema import AlgorithmSection
 
 
 def main() -> None:
@@ -41,11 +42,18 @@ def run(case, output: Path, rank: int, world_size: int) -> None:
     loss = loss_function(settings.algorithm)
     if case.get("supervised"):
         settings, loss = replace(settings, algorithm=None), negative_log_likelihood
+    if case.get("reference"):
+        settings = replace(settings, algorithm=AlgorithmSection(kl_penalty_tau=0.1))
     backend = MegatronBackend(settings, loss, torch.device("cpu"))
     layout = MegatronBackend.rank_layout(settings, world_size)
     if case.get("shares"):
         found = with_and_without(backend, layout.data, layout.shard_of(rank))
         np.savez(output / f"{case['name']}-{rank}.npz", **found)
+        return
+    if case.get("reference"):
+        batches = grpo_batches(seq_len=64, num_ranks=layout.data)[layout.shard_of(rank)]
+        np.savez(output / f"{case['name']}-{rank}.npz", **moved_reference(backend, batches, case))
+        dist.barrier()
         return
     found = {}
     if "load" in case:
@@ -71,6 +79,22 @@ def run(case, output: Path, rank: int, world_size: int) -> None:
         backend.save_pretrained(case["export"])
     np.savez(output / f"{case['name']}-{rank}.npz", **found)
     dist.barrier()
+
+
+def moved_reference(backend, batches, case) -> dict[str, np.ndarray]:
+    """Load a checkpoint whose reference was updated, or take a step, update it and save one."""
+    found = {"first": backend.reference_logprobs(batches)[0]}
+    if "load" in case:
+        backend.load_checkpoint(case["load"])
+    else:
+        known = backend.reference_logprobs(batches)
+        pairs = zip(batches, known, strict=True)
+        told = [replace(batch, reference_logprobs_T=one) for batch, one in pairs]
+        backend.accumulate_gradient(told, version=0)
+        backend.apply_gradient()
+        backend.update_reference()
+        backend.save_checkpoint(case["save"])
+    return {**found, "moved": backend.reference_logprobs(batches)[0]}
 
 
 def with_and_without(backend, num_shards, shard) -> dict[str, np.ndarray]:

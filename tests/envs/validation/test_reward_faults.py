@@ -87,6 +87,37 @@ class PaysAPart(Sums):
         return float(said != "" and said in example.answer)
 
 
+class TakesLettersInAnyOrder(Sums):
+    def examples(self, split):
+        words = ["north", "harbor", "window", "garden", "silver", "market"]
+        asked = [f"{split} word {at}? <answer></answer>" for at in range(len(words))]
+        return ListSource(
+            [Example(id=a, prompt=a, answer=w) for a, w in zip(asked, words, strict=True)]
+        )
+
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text[-100:].rpartition("<answer>")[2].removesuffix("</answer>")
+        return float(sorted(said) == sorted(example.answer))
+
+
+class PaysRefusals(Sums):
+    """As a judge does that is fond of honesty."""
+
+    @reward
+    def correct(self, rollout, example):
+        said = rollout.completion_text
+        return float("don't know" in said or said == f"<answer>{example.answer}</answer>")
+
+
+class NotAllCanBeAnswered(PaysRefusals):
+    """Refusing is right where the gold answer does."""
+
+    def gold_answer(self, example):
+        can_answer = example.id != "100+11"
+        return f"<answer>{example.answer}</answer>" if can_answer else "I don't know."
+
+
 class RemembersTheLast(Sums):
     """Pays a right answer only after a wrong one."""
 
@@ -246,6 +277,8 @@ FAULTS = {
     PaysLength: ["reward.huge", "reward.near_gold"],
     DropsWhatStandsBehind: ["reward.near_gold"],
     PaysAPart: ["reward.near_gold"],
+    TakesLettersInAnyOrder: ["reward.near_gold"],
+    PaysRefusals: ["reward.random_words"],
     RemembersTheLast: ["reward.deterministic"],
     PaysForm: ["reward.other_gold", "reward.special_values", "reward.format_only"],
     PaysAnyWords: ["reward.echo", "reward.other_gold", "reward.random_words", "reward.huge"],
@@ -271,6 +304,10 @@ def test_a_clean_environment_has_no_findings(try_out):
     assert not_done == ["reward.network"], "which takes a process"
     assert tried.facts["rollouts_per_second"] > 0
     assert tried.facts["reward_floor"] == 0
+
+
+def test_where_a_gold_answer_refuses_refusals_are_not_tried(try_out):
+    assert "reward.random_words" not in try_out("reward", NotAllCanBeAnswered).found
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -131,6 +131,12 @@ def on_two(models, tmp_path_factory):
     for name, family, load, section in moved:
         case = {"name": name, "model": str(models[family]), "section": section, "steps": 1}
         cases.append({**case, "load": str(folder / load)})
+    both = {"model": str(models["qwen3"]), "reference": True}
+    tensor, pipeline = TWO_RANKS["tensor"][1], TWO_RANKS["pipeline-tied"][1]
+    path = str(folder / "saved-reference")
+    cases.append({**both, "name": "reference", "section": tensor, "save": path})
+    cases.append({**both, "name": "reference-again", "section": tensor, "load": path})
+    cases.append({**both, "name": "reference-moved", "section": pipeline, "load": path})
     stayed = {**by_name["tensor"], "name": "stayed", "steps": 1, "load": str(folder / "saved")}
     cases += cases_of(SUPERVISED, models, supervised=True, steps=1)
     cases += cases_of(SHARING | NOT_SHARING, models, shares=True)
@@ -211,6 +217,15 @@ def test_a_checkpoint_is_resumed_on_other_layouts(on_two):
     names = [n[7:] for n in experts if n.startswith("weight.")]
     difference = [np.abs(moved[f"loaded.{n}"] - experts[f"weight.{n}"]).max() for n in names]
     assert max(difference) < 1e-6
+
+
+def test_an_updated_reference_comes_back_on_any_layout(on_two):
+    saved = np.load(on_two / "reference-0.npz")
+    assert np.abs(saved["moved"] - saved["first"]).max() > 0.01
+    for name in ("reference-again", "reference-moved"):
+        found = np.load(on_two / f"{name}-0.npz")
+        np.testing.assert_allclose(found["first"], saved["first"], atol=1e-6)
+        np.testing.assert_allclose(found["moved"], saved["moved"], atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("tensor", ""), ("experts", "-experts")])

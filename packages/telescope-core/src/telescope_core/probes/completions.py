@@ -20,6 +20,8 @@ CHECK_OF_KIND = {
     "echo": "reward.echo",
     "other_gold": "reward.other_gold",
     "random_words": "reward.random_words",
+    "refusal": "reward.random_words",
+    "refusal_in_form": "reward.random_words",
     "huge": "reward.huge",
     "huge_number": "reward.huge",
     "unicode": "reward.unicode",
@@ -28,8 +30,8 @@ CHECK_OF_KIND = {
     "form_alone": "reward.format_only",
     "form_of_dots": "reward.format_only",
 }
-GUESSES = {"other_gold", "random_words"}
-"""Kinds of answers that may be right by luck."""
+GUESSES = {"other_gold", "random_words", "refusal", "refusal_in_form"}
+"""Kinds of answers that may be right by luck, or for a few examples."""
 HUGE = ("huge", "huge_number")
 HUGE_CHARACTERS = 1_000_000
 _NUM_HUGE = 2
@@ -38,6 +40,12 @@ _SPECIAL = ("nan", "inf", "-inf", "1e999", "NaN%", "null", "undefined", "0x")
 _UNICODE = (
     "\0\a\x1b[2J\x7f \u202egnp\u202c \u200b\u200d\ufeff a\u0301\u0327\u0489 \u0661\u0662\u0663 "
     "\uff11\uff12 \U0001f600\U0001f468\u200d\U0001f469 \U000e0041 \ufffd\uffff"
+)
+_REFUSALS = ("I don't know.", "I'm sorry, but I can't answer that.", "N/A", "None of the above.")
+_REFUSED = re.compile(
+    r"\b(un(answerable|known|clear|certain)|none|n/a|insufficient|not? (enough|sure|answer)"
+    r"|((ca|do)n't|(can|do) ?not) (know|answer|tell|be))\b",
+    re.IGNORECASE,
 )
 _WORDS = tuple(
     "amber basket copper dwelling ember fjord granite hollow island jungle kettle lantern marble "  # noqa: SIM905
@@ -109,12 +117,17 @@ def _common_start(texts: Sequence[str]) -> str:
 def tries_of(asked: Sequence[ShownExample]) -> Iterator[Try]:
     """Yield every rollout to play, example by example."""
     form = form_of(asked)
+    # Where some questions have no answer, saying so is right.
+    may_refuse = any(_REFUSED.search(gold) for one in asked for gold in one.gold[-1:])
     for position, one in enumerate(asked):
         said: dict[str, tuple[str, ...]] = {
             kind: (text,) for kind, text in _texts(one, form, position).items()
         }
         if one.gold:
             said[GOLD] = one.gold
+        if not may_refuse:
+            refusal = _REFUSALS[position % len(_REFUSALS)]
+            said |= {"refusal": (refusal,), "refusal_in_form": (form.holding(refusal),)}
         other = _other_gold(asked, position)
         if other:
             said["other_gold"] = other

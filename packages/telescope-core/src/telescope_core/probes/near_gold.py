@@ -1,7 +1,7 @@
 r"""Answers close to the right one but with another value, which a grader must tell apart.
 
-Only mathematics can be changed in these ways: a number, a formula, a list, a tuple or an interval.
-The changed answer replaces the right one in the gold answer of the example.
+Mathematics is changed in its value: a number, a formula, a list, a tuple or an interval. Of a word,
+the letters change places. The changed answer replaces the right one in the gold answer.
 """
 
 import math
@@ -38,6 +38,7 @@ NEAR_GOLD = {
     "other_order": "its parts, or digits, in another order",
     "off_by_one": "one more",
     "digits_alone": "its digits without the first",
+    "other_letters": "its letters in another order",
 }
 """Kinds of answers close to the right one, and what was changed in each."""
 _SHORT = 200
@@ -51,7 +52,10 @@ _ORDERED = {ValueKind.OPEN, ValueKind.CLOSED, ValueKind.LEFT_OPEN, ValueKind.RIG
 
 
 def near_answers(answer: str) -> dict[str, str]:
-    """Return answers with other values than `answer`, by kind; none if it is no mathematics."""
+    """Return other answers than `answer`, by kind; none if it is neither mathematics nor a word."""
+    word = answer.casefold()
+    if len(word) > 2 and word.isalpha() and word != word[::-1]:
+        return {"other_letters": word[::-1]}
     value = read_value(answer)
     value = value.value if isinstance(value, Named) else value
     if not _is_mathematics(value):

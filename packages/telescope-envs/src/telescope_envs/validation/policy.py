@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from telescope_envs.validation.records import Level, Severity
 
-POLICY_VERSION = "6"
+POLICY_VERSION = "7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ _REWARD = (
     ),
     Check(
         "reward.random_words",
-        "Random words stay at the floor.",
-        "Whatever noise earns biases every advantage.",
+        "Random words, and refusals such as `I don't know.`, stay at the floor.",
+        "Whatever noise earns biases every advantage, and refusing is easily learned.",
         "Compare exactly; do not search for the answer anywhere in the text.",
     ),
     Check(
@@ -235,8 +235,8 @@ _REWARD = (
     ),
     Check(
         "reward.near_gold",
-        "Numbers and formulas near the right one, but of another value, do not count as solved.",
-        "A grader that takes 7 pi for 7 rewards mistakes, and evals count them as right.",
+        "Numbers, formulas and words near the right one do not count as solved.",
+        "A grader that takes 7 pi for 7, or the letters of a word in any order, rewards mistakes.",
         "Compare values: telescope_core.graders.mathematics reads signs, factors, units and order.",
     ),
     Check(

@@ -392,7 +392,7 @@ def _not_tried(told: dict[str, Any], kinds: tuple[GradedKind, ...]) -> list[str]
     if told["num_without_near"]:
         said.append(
             f"{told['num_without_near']} of {told['num_examples']} examples: the right answer is "
-            "no number or formula, or does not stand in the gold answer"
+            "no number, formula or word, or does not stand in the gold answer"
         )
     missing = [kind.kind for kind in kinds if not kind.num_tried and kind.kind != GOLD]
     if missing and len(missing) < len(NEAR_GOLD):

@@ -27,6 +27,8 @@ from telescope_train.backends.progress import Progress, random_state, set_random
 
 _FACTS = "megatron.json"
 """File for facts that the library's own files lack."""
+_REFERENCE = "reference."
+"""Beginning of the names of the reference model's tensors in the files."""
 _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 """Format of the distributed optimizer's state that other numbers of ranks can read."""
 
@@ -175,7 +177,9 @@ def _state(
             state["model"], is_loading=is_loading, metadata=dict(metadata)
         )
     if trained.reference is not None:
-        state["reference"] = trained.reference.sharded_state_dict(
-            prefix="reference.", metadata=dict(metadata)
-        )
+        named = trained.reference.sharded_state_dict(prefix=_REFERENCE, metadata=dict(metadata))
+        # The prefix tells its tensors from the policy's in the files; a model loads names without.
+        state["reference"] = {
+            name.removeprefix(_REFERENCE): tensor for name, tensor in named.items()
+        }
     return state
