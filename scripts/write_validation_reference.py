@@ -36,8 +36,8 @@ passed on but those of the machine, and the secrets that the environment declare
 first; of an installed environment, those that its release was published with.""",
     Level.REWARD: """\
 Scripted answers are played by the code that plays real rollouts, in one process: each example
-(`--examples`, 16 of each split) gets its gold answer and a dozen texts that are no answer; the first
-two of each split get a million characters as well. The first four are played again in another
+(`--examples`, 16 of each split) gets its gold answer and a dozen texts that are no answer; the
+first two of each split get a million characters as well. The first four are played again in another
 order, there and in a second process, and then all of them 64 at a time with answers of uneven
 delay.
 

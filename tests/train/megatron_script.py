@@ -37,13 +37,18 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def run(case, output: Path, rank: int, world_size: int) -> None:
+def settings_of(case):
+    """Return the settings of a case, and its loss."""
     settings = megatron_settings(case["model"], case["section"], dtype=case.get("dtype", "float64"))
-    loss = loss_function(settings.algorithm)
     if case.get("supervised"):
-        settings, loss = replace(settings, algorithm=None), negative_log_likelihood
+        return replace(settings, algorithm=None), negative_log_likelihood
     if case.get("reference"):
         settings = replace(settings, algorithm=AlgorithmSection(kl_penalty_tau=0.1))
+    return settings, loss_function(settings.algorithm)
+
+
+def run(case, output: Path, rank: int, world_size: int) -> None:
+    settings, loss = settings_of(case)
     backend = MegatronBackend(settings, loss, torch.device("cpu"))
     layout = MegatronBackend.rank_layout(settings, world_size)
     if case.get("shares"):

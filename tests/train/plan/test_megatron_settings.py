@@ -106,12 +106,16 @@ def test_a_mistyped_backend_is_only_called_unknown():
     assert len(str(said.value).splitlines()) == 1, "nothing is said of settings of its section"
 
 
+def of_model(chosen, facts):
+    return list(megatron_model_problems(chosen.trainer, chosen.megatron, facts))
+
+
 def test_a_model_of_another_family_is_refused_before_anything_starts():
     known = json.loads(CONFIGS["qwen3"]().to_json_string(use_diff=False))
-    (said,) = megatron_model_problems(config(), facts_of({**known, "model_type": "gemma3"}))
+    (said,) = of_model(config(), facts_of({**known, "model_type": "gemma3"}))
     assert "'gemma3'" in said
     assert "'fsdp'" in said
-    assert list(megatron_model_problems(config(), facts_of(known))) == []
+    assert of_model(config(), facts_of(known)) == []
 
 
 def test_gradients_of_float32_layers_are_in_float32_whatever_is_asked():
@@ -133,7 +137,7 @@ def test_gradients_of_float32_layers_are_in_float32_whatever_is_asked():
 )
 def test_the_model_must_be_divisible(section, expected):
     facts = facts_of(json.loads(CONFIGS["qwen3"]().to_json_string(use_diff=False)))
-    found = "\n".join(megatron_model_problems(config(**section), facts))
+    found = "\n".join(of_model(config(**section), facts))
     assert expected in found
 
 

@@ -478,6 +478,7 @@ def test_what_needs_a_gpu_stands_in_the_way_without_one(flags, expected):
 
 def test_adapters_are_named_as_the_matrices_of_the_model_are(flags, save_model):
     sizes = {name: value for name, value in QWEN3.items() if name not in ("head_dim", "model_type")}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2}
     model = ("--model", str(save_model(model_type="phi", **sizes)), "--use_lora")
     (problem,) = plan(flags, *model).problems
     assert "o_proj" in problem
@@ -503,6 +504,37 @@ def test_ranks_share_no_rows_of_a_model_with_windows_unless_there_is_a_gpu(flags
     assert ("sliding_window" in found) == (machine_device() == "cpu")
     assert ("set fsdp_context_parallel_size = 1" in found) == (machine_device() == "cpu")
     assert plan(flags).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"attention_bias": True}, "attention_bias = true"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' (only silu)"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 16}, "a sliding window of 16"),
+        ({"mlp_only_layers": [0]}, "dense layers between those with experts"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, None),
+        ({"model_type": "gemma2"}, "got a model of type 'gemma2'"),
+    ],
+)
+def test_what_megatron_cannot_train_is_told_before_anything_starts(
+    flags, tmp_path, changed, reason
+):
+    chosen = ("--train_backend", "megatron", "--gradient_checkpointing", "true")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    found = [one for one in plan(flags, *chosen).problems if "'fsdp'" in one]
+    assert len(found) == (reason is not None)
+    assert reason is None or reason in found[0]
+
+
+def test_heads_that_vllm_cannot_compute_on_a_cpu_are_told(flags, tmp_path):
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "head_dim": 16}))
+    found = "\n".join(plan(flags).problems)
+    assert ("heads of 32, 64" in found) == (machine_device() == "cpu")
 
 
 @pytest.mark.parametrize(

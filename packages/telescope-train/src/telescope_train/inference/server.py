@@ -79,6 +79,8 @@ _ANSWER_S = 5.0
 """Longest wait for a sign of life, in seconds."""
 _GROUP_ENDS_S = 30.0
 """Longest wait for processes after SIGKILL, which releasing GPU memory may delay, in seconds."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Values of an attention head with which vLLM computes on CPU."""
 _CPU_BLOCK_TOKENS = 32
 """Tokens of a block of vLLM's cache on CPU, the fewest that its kernels take. Requests share whole
 blocks of their prompts, so with vLLM's own 128 a group shares nothing of a shorter prompt."""

@@ -6,7 +6,7 @@ is unknown rather than guessed.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -51,6 +51,10 @@ class ModelFacts:
     """Value of `model_type` in the config."""
     attention_limits: tuple[str, ...] = ()
     """Names in the config of what makes attention more than causal: windows, soft caps."""
+    head_dim: int | None = None
+    """Width of an attention head."""
+    config: Mapping[str, object] = field(default_factory=dict[str, object])
+    """All fields of the `config.json`; empty if it is not known."""
 
 
 EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -144,6 +148,8 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         num_experts=sizes.get("num_experts") or sizes.get("num_local_experts"),
         family=None if config.get("model_type") is None else str(config.get("model_type")),
         attention_limits=_attention_limits(config),
+        head_dim=head_dim,
+        config=config,
     )
 
 

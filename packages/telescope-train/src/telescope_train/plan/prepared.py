@@ -18,6 +18,7 @@ from telescope_train.checkpoints.resume import (
 from telescope_train.cluster.ports import port_problems
 from telescope_train.config.fields import sorted_out, unused
 from telescope_train.config.schema import TrainConfig
+from telescope_train.inference.server import CPU_HEAD_SIZES
 from telescope_train.models.device import Device, compute_dtype, machine_device, machine_gpus
 from telescope_train.models.facts import (
     UNKNOWN_FACTS,
@@ -117,7 +118,7 @@ def prepare(config: TrainConfig) -> Prepared:
         problems += [found for found in [stream_problem(config)] if found is not None]
     problems += _length_problems(config, facts, limit)
     problems += _step_problems(config, facts)
-    problems += megatron_model_problems(config, facts)
+    problems += megatron_model_problems(config.trainer, config.megatron, facts)
     problems += routing_model_problems(config, facts)
     told = list(template_problems(config.model))
     problems += told
@@ -215,6 +216,12 @@ def _device_problems(config: TrainConfig, facts: ModelFacts, device: Device) -> 
         yield f"trainer.{problem}"
     if device == "cuda":
         return
+    if facts.head_dim is not None and facts.head_dim not in CPU_HEAD_SIZES:
+        yield (
+            f"model: vLLM on a CPU computes attention with heads of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))} values, and this model's have "
+            f"{facts.head_dim}; use another model, or a GPU"
+        )
     if config.trainer.optimizer == "adamw_8bit":
         yield (
             "trainer.optimizer = 'adamw_8bit' compiles its step for a GPU, and this machine has "

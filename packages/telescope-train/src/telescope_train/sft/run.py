@@ -39,6 +39,7 @@ from telescope_train.models.device import machine_device, threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS, context_problem, read_model_facts
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model, require_tiny
+from telescope_train.plan.checks.megatron import megatron_model_problems
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
 from telescope_train.plan.checks.trainer import lora_targets, shared_rows_problem
 from telescope_train.sft.checkpoints import (
@@ -165,7 +166,7 @@ def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
         targets = lora_targets(trainer_section(config))
         look = look_at_model(config, dtype=config.model_dtype, lora_targets=targets)
         look.require_sound()
-        _require_rows(config)
+        _require_trainable(config)
         for note in look.notes:
             tell(note)
     rate, use_lora = config.learning_rate, config.use_lora
@@ -173,11 +174,12 @@ def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
         tell(note)
 
 
-def _require_rows(config: SftConfig) -> None:
-    """Raise ConfigError if ranks cannot share rows of the model (`fsdp_context_parallel_size`)."""
+def _require_trainable(config: SftConfig) -> None:
+    """Raise ConfigError if the backend cannot train the model, or ranks cannot share its rows."""
     facts, size = read_model_facts(config.model), config.fsdp_context_parallel_size
-    problem = None
-    if facts.num_heads is not None and facts.num_kv_heads is not None:
+    trainer = trainer_section(config)
+    problem = next(megatron_model_problems(trainer, config.megatron, facts), None)
+    if problem is None and facts.num_heads is not None and facts.num_kv_heads is not None:
         heads, kv_heads = facts.num_heads, facts.num_kv_heads
         problem = context_problem(size, num_heads=heads, num_kv_heads=kv_heads)
     if problem is None and config.ray_address is None:

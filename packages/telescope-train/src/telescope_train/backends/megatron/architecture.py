@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
 from telescope_core.base.errors import ConfigError
-from telescope_train.backends.megatron.layout import ModelSizes, family_problems
+from telescope_train.backends.megatron.layout import ROTATIONS, ModelSizes, config_problems
 from telescope_train.models.head import HeadRule, head_rule
 
 _VOCABULARY_MULTIPLE = 128
@@ -51,10 +51,9 @@ class Architecture(ModelSizes):
 def architecture_of(config: PretrainedConfig) -> Architecture:
     """Return the architecture; ConfigError if this backend cannot train it."""
     family = str(config.model_type)
-    for problem in family_problems(family):
+    for problem in config_problems(config.to_dict()):
         raise ConfigError(problem)
     c: Any = config
-    _refuse(family, c)
     num_experts = getattr(c, "num_experts", None) or getattr(c, "num_local_experts", None)
     return Architecture(
         family=family,
@@ -78,26 +77,6 @@ def architecture_of(config: PretrainedConfig) -> Architecture:
     )
 
 
-def _refuse(family: str, c: Any) -> None:
-    reasons = []
-    if c.hidden_act != "silu":
-        reasons.append(f"hidden_act = {c.hidden_act!r} (only silu)")
-    for field in ("attention_bias", "mlp_bias"):
-        if getattr(c, field, False):
-            reasons.append(f"{field} = true")
-    kinds = set(getattr(c, "layer_types", None) or ())
-    window = getattr(c, "sliding_window", None)
-    if "sliding_attention" in kinds or (window and not kinds and family in ("mistral", "mixtral")):
-        reasons.append(f"a sliding window of {window} tokens")
-    if getattr(c, "mlp_only_layers", None) or getattr(c, "decoder_sparse_step", 1) != 1:
-        reasons.append("dense layers between those with experts")
-    if reasons:
-        raise ConfigError(
-            f"train_backend 'megatron' cannot train this {family} model: {'; '.join(reasons)}; "
-            "use train_backend = 'fsdp', or another model"
-        )
-
-
 def empty_model(
     config: PretrainedConfig, *, trust_remote_code: bool, dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -119,7 +98,7 @@ def rotary_frequencies(lm: PreTrainedModel) -> torch.Tensor:
     kind = getattr(rotary, "rope_type", "default")
     if kind in ("dynamic", "longrope") or rotary.attention_scaling != 1.0:
         raise ConfigError(
-            f"train_backend 'megatron' cannot train a model with rope_type {kind!r}, whose "
-            "rotations depend on the sequence's length or are scaled; use train_backend = 'fsdp'"
+            f"train_backend 'megatron' cannot train a model with {ROTATIONS.format(kind=kind)}; "
+            "use train_backend = 'fsdp'"
         )
     return rotary.inv_freq.float().clone()

@@ -4,8 +4,9 @@ The order of ranks is the library's own, `RankLayout`'s. Experts are divided ove
 pipeline stage, and are themselves never divided.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
@@ -13,6 +14,8 @@ from telescope_train.config.trainer_section import MegatronSection
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 """Values of `model_type` for which the conversion of weights works."""
+ROTATIONS = "rope_type {kind!r}, whose rotations depend on the sequence's length or are scaled"
+"""Why a model with such rotations cannot be trained."""
 
 
 def megatron_layout(section: MegatronSection, num_ranks: int) -> RankLayout:
@@ -75,13 +78,39 @@ def layout_problems(section: MegatronSection, num_ranks: int) -> Iterator[str]:
         )
 
 
-def family_problems(family: str) -> Iterator[str]:
-    """Yield the reasons why models of this `model_type` cannot be trained."""
+def config_problems(config: Mapping[str, object]) -> Iterator[str]:
+    """Yield why a model with these fields in its `config.json` cannot be trained."""
+    family = config.get("model_type")
     if family not in FAMILIES:
         yield (
             f"train_backend 'megatron' converts the weights of {', '.join(FAMILIES)}, got a model "
             f"of type {family!r}; use train_backend = 'fsdp'"
         )
+    elif reasons := list(_reasons(config)):
+        yield (
+            f"train_backend 'megatron' cannot train this {family} model: {'; '.join(reasons)}; "
+            "use train_backend = 'fsdp', or another model"
+        )
+
+
+def _reasons(config: Mapping[str, object]) -> Iterator[str]:
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        yield f"hidden_act = {activation!r} (only silu)"
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name):
+            yield f"{name} = true"
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    is_windowed = "sliding_attention" in cast(list[str], kinds or ())
+    if is_windowed or (window and not kinds and config["model_type"] in ("mistral", "mixtral")):
+        yield f"a sliding window of {window} tokens"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        yield "dense layers between those with experts"
+    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = cast(Mapping[str, object], found)
+    kind = rope.get("rope_type", rope.get("type"))
+    is_scaled = kind == "yarn" and not rope.keys() & {"attention_factor", "mscale"}
+    if kind in ("dynamic", "longrope") or is_scaled:
+        yield ROTATIONS.format(kind=kind)
 
 
 def model_problems(section: MegatronSection, sizes: ModelSizes) -> Iterator[str]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from telescope_train.backends.megatron.layout import (
     ModelSizes,
-    family_problems,
+    config_problems,
     layout_problems,
     model_problems,
 )
@@ -115,12 +115,14 @@ def _trainer_problems(
         )
 
 
-def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
-    """Yield why the model cannot be divided as the settings say; nothing if it is not known."""
-    if config.trainer.train_backend != BACKEND:
+def megatron_model_problems(
+    trainer: TrainerSection, section: MegatronSection, facts: ModelFacts
+) -> Iterator[str]:
+    """Yield why the model cannot be trained or divided; nothing if it is not known."""
+    if trainer.train_backend != BACKEND:
         return
     if facts.family is not None:
-        yield from family_problems(facts.family)
+        yield from config_problems(facts.config)
     if None in (facts.num_layers, facts.num_heads, facts.num_kv_heads, facts.ffn_size):
         return
     sizes = ModelSizes(
@@ -130,7 +132,7 @@ def megatron_model_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[
         ffn_size=facts.ffn_size or 0,
         num_experts=facts.num_experts,
     )
-    yield from model_problems(config.megatron, sizes)
+    yield from model_problems(section, sizes)
 
 
 def megatron_device_problems(config: TrainConfig, device: Device) -> Iterator[str]:
