@@ -186,3 +186,16 @@ async def test_every_match_gives_each_seat_a_reward(name):
     earned = [value for key, value in rollout.metrics.items() if key.startswith("seat_reward/")]
     assert len(earned) == MATCHES[name]
     assert all(0 <= one <= 1 for one in earned)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_text_that_is_no_move_ends_a_game_and_is_told_why(name):
+    game = SeededGame(name, 3)
+    game.told()
+    ended = game.move("")
+    for _ in range(40):
+        if ended is not None:
+            break
+        assert not re.search(r"Reason: -?[0-9.]+ ", game.told()), "the score, not the reason"
+        ended = game.move("")
+    assert ended is None or len(ended.scores) == 1

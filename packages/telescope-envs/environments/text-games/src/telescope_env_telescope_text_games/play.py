@@ -70,6 +70,8 @@ class SeededGame:
             cast(Any, sys.modules["numpy"]).random.seed(self._seed % 2**32)
         random.seed(self._seed)
         game.reset(num_players=self._num_players, seed=self._seed)
+        if self._num_players == 1:
+            game.state.set_invalid_move = _in_order(game.state.set_invalid_move)
         return game
 
     def _call(self, function: Callable[[], Result]) -> Result:
@@ -82,6 +84,17 @@ class SeededGame:
             finally:
                 self._chance = _chance()
                 _set_chance(outside)
+
+
+def _in_order(set_invalid_move: Callable[[str, float], None]) -> Callable[..., None]:
+    """Return `set_invalid_move` for games that give it the score first and the reason second."""
+
+    def in_order(reason: str | float, reward: str | float = -1.0) -> None:
+        if isinstance(reward, str):
+            reason, reward = reward, reason
+        set_invalid_move(str(reason), float(reward))
+
+    return in_order
 
 
 def _chance() -> tuple[object, ...]:
