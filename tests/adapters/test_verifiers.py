@@ -9,7 +9,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, telescope
 
+from telescope_adapters.verifiers import as_messages
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
+from telescope_core.gateway.messages import _text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 PACKAGE = str(Path(__file__).with_name("verifiers_sums"))
@@ -92,6 +94,13 @@ def told(python):
     """What the program says, which knows verifiers and the environments alone."""
     asked = (json.dumps(ANSWERS), json.dumps(list(REFUSED.values())))
     return by_itself(python, PROGRAM, str(Path(__file__).parent), *asked)
+
+
+def test_parts_of_a_message_are_lines_as_a_server_makes_them():
+    parts = [{"type": "text", "text": "Read this."}, {"type": "text", "text": "2 + 2 = ?"}]
+    (message,) = as_messages([{"role": "user", "content": parts}])
+    assert message.content == "Read this.\n2 + 2 = ?"
+    assert message.content == _text(parts, "content"), "as our own gateway reads them"
 
 
 async def test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers(told):

@@ -57,8 +57,19 @@ def sleep() -> None:
         time.sleep(0.05)
 
 
+def tidy() -> None:
+    """Wait without an event loop, and clean up."""
+    try:
+        sleep()
+    finally:
+        print("cleaning", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.05)
+        print("clean", flush=True)
+
+
 if __name__ == "__main__":
-    for name in ("play", "sleep"):
+    for name in ("play", "sleep", "tidy"):
         VERBS[name] = Verb(target=f"verbs:{name}", help=name)
     main()
 '''
@@ -87,14 +98,18 @@ def running(
 
 
 @pytest.mark.parametrize("number", [TERM, HUP, INT])
-def test_a_loop_ends_in_order_though_more_signals_come(tmp_path: Path, number: int) -> None:
-    with running(tmp_path, "play") as process:
+@pytest.mark.parametrize("verb", ["play", "tidy"])
+def test_cleaning_ends_in_order_though_more_signals_come(
+    tmp_path: Path, verb: str, number: int
+) -> None:
+    with running(tmp_path, verb) as process:
         process.send_signal(number)
         assert process.stdout.readline() == "cleaning\n"
         assert process.stderr.readline().startswith("telescope: stopping")
         for again in (INT, TERM, INT):
             process.send_signal(again)
             assert f"kill -KILL {process.pid}" in process.stderr.readline()
+        (tmp_path / "go").touch()
         out, errors = process.communicate("\n", timeout=LIMIT_S)
     assert out == "clean\n"
     assert errors == f"telescope: interrupted by {signal.Signals(number).name}\n"

@@ -78,6 +78,8 @@ async def test_the_answer_stands_in_tags_unless_nothing_asks_for_them():
     answer = plain.gold_answer(example)
     assert asked.gold_answer(example) == f"<answer>{answer}</answer>"
     assert (await score(asked, example, f"So <answer>7</answer><answer> {answer} </answer>")).reward
+    told = f"I put it between <answer> tags.\n<answer>{answer}</answer>"
+    assert (await score(asked, example, told)).reward == 1.0
     assert (await score(asked, example, answer)).reward == 0.0
     assert (await score(plain, example, f"\n{answer} ")).reward == 1.0
 

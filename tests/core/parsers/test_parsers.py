@@ -298,3 +298,8 @@ def test_blocks_say_their_language_and_those_of_other_languages_are_left_out():
         ("py", "a", True),
         ("", "c", False),
     ]
+
+
+@pytest.mark.parametrize("name", ["python3.11", "PyPy3", "py3", "pypy"])
+def test_names_of_pythons_are_python(name):
+    assert code_block(f"```{name}\nprint(1)\n```") == "print(1)"

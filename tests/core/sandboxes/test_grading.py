@@ -219,6 +219,10 @@ def test_numbers_in_an_output_count_by_their_worth_and_whole_ones_as_they_stand(
         assert not same_output(came, wanted, tolerance), (came[:30], wanted)
         assert not same_output(wanted, came, tolerance), (came[:30], wanted)
     assert not same_json(1000000006, 1000000007, tolerance)
+    assert not same_json(2000001.0, 2000000.0, tolerance)
+    assert not same_output("123456690.0", "123456790.00", tolerance)
+    assert same_output("123456790.5", "123456790.25", tolerance) == bool(tolerance)
+    assert same_json(1e18, 1e18 + 128, tolerance) == bool(tolerance)
     assert not same_json(1000000006.0, 1000000007, tolerance)
     assert same_json(2.0, 2, tolerance)
 

@@ -287,6 +287,25 @@ def test_conversations_are_read_as_they_are_written(tmp_path):
     assert written == arguments
 
 
+def test_all_that_an_agent_asked_is_learned_and_each_answer_once(tmp_path):
+    def said(*texts):
+        roles = ("user", "assistant") * len(texts)
+        return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+    begun, branch, other = said("a", "b"), said("a", "b", "c", "d"), said("a", "b", "e", "f", "g")
+    row = {"messages": said("task", "what the program printed")}
+    row["conversations"] = [begun, branch, begun, other]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "conversations": []}) + "\n")
+    found = read_conversations(config_of(path))
+    learned = [[one.messages[place].content for place in sorted(one.learnt)] for one in found]
+    assert learned == [["b"], ["d"], ["f"], ["what the program printed"]]
+    assert "conversation 4" in found[2].label
+    path.write_text(json.dumps({**row, "other": begun}) + "\n")
+    (chosen,) = read_conversations(config_of(path, "--messages_field", "other"))
+    assert chosen.messages[0].content == "a"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [[{"path": {"a": 1}, "all": [{"x": 1}]}, {"n": 7, "path": {"b": 2}}], ['{"n": null}', "{}"]],

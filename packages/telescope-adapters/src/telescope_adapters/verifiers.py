@@ -357,7 +357,10 @@ def _call(theirs: dict[str, Any]) -> ToolCall:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message; raises EnvironmentLoadError for parts that are no text."""
+    """Return the text of a message, its parts as lines.
+
+    Raises EnvironmentLoadError for parts that are no text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     others = sorted({str(part.get("type")) for part in content if part.get("type") != "text"})
@@ -365,7 +368,7 @@ def text_of(content: Any) -> str:
         raise EnvironmentLoadError(
             f"a message has parts of the type {', '.join(others)}; this adapter takes text"
         )
-    return "".join(str(part["text"]) for part in content)
+    return "\n".join(str(part["text"]) for part in content)
 
 
 def _example(name: str, row: dict[str, Any]) -> Example:

@@ -2,8 +2,8 @@
 
 The first of them says at once that the program stops, and ends in order what runs: on an event loop
 that `interruptible.run` has started, the main task is cancelled; elsewhere `Interrupted` is raised
-where the main thread is. Further ones change nothing on an event loop, so that no cleanup is cut
-short. A signal that was ignored before, as by `nohup` or by `&` in a script, stays ignored.
+where the main thread is. Further ones change nothing, so that no cleanup is cut short. A signal
+that was ignored before, as by `nohup` or by `&` in a script, stays ignored.
 
 The state is global to the process, like signal handlers.
 """
@@ -56,6 +56,8 @@ class _Signals:
         if self.num_held:
             return
         if self.cancel is None or self.later is None:
+            if self.has_cut_short:  # what was ended is cleaning up
+                return
             self.has_cut_short = True
             raise Interrupted(self.first)
         if is_first:

@@ -145,7 +145,7 @@ def _balanced(text: str) -> str | None:
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
 _MAX_INDENT = 3
 """Most spaces by which a closing fence may be deeper than its opening one: CommonMark 0.31, 4.5."""
-_PYTHON = ("python", "python3", "py")
+_PYTHON = re.compile(r"(py|python|pypy)([23](\.\d+)?)?")
 
 
 class CodeBlock(NamedTuple):
@@ -158,7 +158,7 @@ class CodeBlock(NamedTuple):
     @property
     def is_python(self) -> bool:
         """Whether it says that it is Python."""
-        return self.language in _PYTHON
+        return _PYTHON.fullmatch(self.language) is not None
 
 
 def code_blocks(text: str) -> list[CodeBlock]:

@@ -260,15 +260,22 @@ def _same_word(word: str, expected: str, tolerance: float) -> bool:
     return num_whole < 2 and _is_near(Decimal(word), Decimal(expected), tolerance, num_whole == 0)
 
 
+_WHOLE = 1e-12
+"""Largest relative tolerance between two whole numbers."""
+
+
 def _is_near(value: Decimal, expected: Decimal, tolerance: float, is_relative: bool) -> bool:
     """Return whether two numbers differ by at most `tolerance`, and infinities by nothing.
 
     A whole number is compared without `is_relative`, as a relative tolerance would take another
-    whole number for a large one.
+    whole number for a large one. Where both are whole and have a point, only what float64 rounds
+    is relative: 1e18 and the float beside it may be the same.
     """
     if not tolerance or not (value.is_finite() and expected.is_finite()):
         return value == expected
     try:
+        if is_relative and all(one == one.to_integral_value() for one in (value, expected)):
+            tolerance = min(tolerance, _WHOLE)
         size = max(abs(value), abs(expected), Decimal(1)) if is_relative else Decimal(1)
         return abs(value - expected) <= Decimal(str(tolerance)) * size
     except ArithmeticError:

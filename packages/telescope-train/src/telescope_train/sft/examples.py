@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,8 @@ _LOST = ("function_call", "refusal", "audio", "reasoning_details", "thoughts", "
 as an id or a score, say something about it."""
 _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
+_CONVERSATIONS = "conversations"
+"""Column of recorded rollouts with what an agent or several players said to the policy."""
 NUM_GOLDS = 8192
 """Number of gold answers that are learned, unless set."""
 _CONCURRENT_GOLDS = 64
@@ -71,13 +73,35 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
         if not isinstance(table, list):
             # The columns of a table have one type: its rows get the keys of all others, as nulls.
             chat, offered = without_nulls(chat), without_nulls(offered)
-        messages, learnt = _messages(chat, label)
-        conversations.append(
-            Conversation(
-                label=label, messages=messages, tools=_tools(offered, label), learnt=learnt
-            )
-        )
+        tools = _tools(offered, label)
+        # Another column than that of a record was chosen by a person.
+        several = row.get(_CONVERSATIONS) if config.messages_field == "messages" else None
+        conversations += [
+            Conversation(label=where, messages=messages, tools=tools, learnt=learnt)
+            for where, messages, learnt in _learned(chat, several, label)
+        ]
     return conversations
+
+
+def _learned(
+    chat: Any, several: Any, label: str
+) -> Iterator[tuple[str, tuple[Message, ...], frozenset[int]]]:
+    """Yield label, messages and places to learn of each conversation in a row.
+
+    `several`: conversations of the agent or the players of a recorded rollout, in which the policy
+    answered; `chat` is then what a reward reads. Answers that several begin with are learned once.
+    """
+    if not isinstance(several, list) or not isinstance(next(iter(several), None), list):
+        yield (label, *_messages(chat, label))
+        return
+    known = set[tuple[Message, ...]]()
+    for number, one in enumerate(several, start=1):
+        where = f"{label}, conversation {number}"
+        messages, ends = _messages(one, where)
+        new = frozenset(end for end in ends if messages[: end + 1] not in known)
+        known |= {messages[: end + 1] for end in new}
+        if new:
+            yield where, messages, new
 
 
 def _load(config: SftConfig) -> Table:

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import random
-import re
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -21,13 +20,12 @@ from telescope_core import (
     reward,
 )
 from telescope_core.errors import ConfigError
-from telescope_core.parsers import without_thinking
+from telescope_core.parsers import without_thinking, xml_tag
 from telescope_env_telescope_reasoning_gym.tasks import TaskEntries, check_options, read_tasks
 
 DEFAULT_INSTRUCTION = (
     "Think it through, then write only the answer itself between <answer> and </answer>."
 )
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_COMPLETION = 100_000
 
 
@@ -116,8 +114,7 @@ class ReasoningGym(SingleTurnEnvironment):
         tail = without_thinking(rollout.completion_text)[-_MAX_COMPLETION:]
         if not self.config.instruction:
             return tail.strip()
-        tagged = _ANSWER.findall(tail)
-        return tagged[-1].strip() if tagged else None
+        return xml_tag(tail, "answer")
 
 
 def _position(example: Example) -> int:
