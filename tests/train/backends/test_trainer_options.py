@@ -64,6 +64,23 @@ def test_the_reference_stays_until_it_is_updated(tiny, start):
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_reference_is_the_policy_in_the_dtype_of_the_layers(tiny, start, dtype):
+    settings = with_reference(backend_settings(tiny))
+    model = settings.model.model_copy(update={"mixed_precision_dtype": dtype})
+    worker = start(replace(settings, model=model))
+    (rotation,) = (
+        module
+        for name, module in worker.backend._reference._copy.lm.named_modules()
+        if name.endswith("rotary_emb")
+    )
+    assert rotation.inv_freq.dtype == torch.float32, "rounded frequencies are other positions"
+    batches = grpo_batches(seq_len=128)[0]
+    pairs = zip(worker.backend.reference_logprobs(batches), worker.logprobs(batches), strict=True)
+    assert all(np.array_equal(found, expected) for found, expected in pairs)
+
+
 class OperatorCounts(TorchDispatchMode):
     """Counts each operator that runs."""
 

@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from telescope_core.errors import ConfigError
 from telescope_core.types import Message
@@ -15,7 +22,7 @@ from telescope_train.chat.tokenizer import load_tokenizer, require_rows
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.attention.blocks import packed_attention, packed_layout
 from telescope_train.models.cpu_kernels import _is_made_by_amd, replace_linears, replace_rms_norms
-from telescope_train.models.load import load_model
+from telescope_train.models.load import load_model, settle_rotations
 from telescope_train.models.location import locate_model
 from telescope_train.models.tiny import make_tiny_model
 
@@ -267,3 +274,46 @@ def test_a_token_that_texts_become_must_have_a_row(tokenizer, tiny):
         ConfigError, match=rf"{num_rows + 5} tokens.*{num_rows} rows.*<word0>.*2 mo"
     ):
         require_rows("m", wider, num_rows)
+
+
+@pytest.mark.parametrize(("longest", "num_tokens"), [(40, 40), (16, 10)])
+def test_long_rotations_are_chosen_once_for_all_sequences(longest, num_tokens):
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2, 4, 8]}
+    config = Phi3Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters={**rope, "rope_theta": 100.0, "original_max_position_embeddings": 16},
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    lm = Phi3ForCausalLM(config).eval()
+    tokens = torch.randint(50, (1, 40))
+    with torch.no_grad():
+        # What comes first does not see what follows, but has the rotations of the whole.
+        expected = lm(tokens[:, :num_tokens], use_cache=False).logits[:, :10]
+        alone = lm(tokens[:, :10], use_cache=False).logits
+        settle_rotations(lm, longest)
+        settled = lm(tokens[:, :10], use_cache=False).logits
+    torch.testing.assert_close(settled, expected)
+    assert torch.equal(alone, expected) == (num_tokens == 10)
+
+
+def test_rotations_of_each_length_are_refused_beyond_the_positions():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
+    config = LlamaConfig(
+        **sizes,
+        vocab_size=50,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        rope_parameters=rope,
+    )
+    settle_rotations(LlamaForCausalLM(config), 16)
+    with pytest.raises(ConfigError, match="beyond 16 tokens, and there are some of 17"):
+        settle_rotations(LlamaForCausalLM(config), 17)

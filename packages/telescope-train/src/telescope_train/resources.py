@@ -6,7 +6,7 @@ Each is a context that closes what it opened; `run` nests them.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -437,7 +437,8 @@ def _standing(server: Server) -> ServerStanding:
 
 def rank_settings(prepared: Prepared) -> BackendSettings:
     """Return the settings for opening trainer ranks."""
-    return BackendSettings.from_config(prepared.config, device=prepared.device)
+    settings = BackendSettings.from_config(prepared.config, device=prepared.device)
+    return replace(settings, longest_sequence=prepared.max_model_len)
 
 
 def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:

@@ -83,6 +83,8 @@ class BackendSettings:
     """Whether servers get a LoRA adapter, instead of matrices with the adapter merged."""
     record_token_facts: bool = False
     """Whether to keep each pass's facts about each trained token, for the records."""
+    longest_sequence: int = 0
+    """Most tokens of a sequence, prompt and answer together; 0 = not known."""
     track_gpu_events: bool = True
     """Whether to time GPU work by events in its stream."""
 

@@ -16,6 +16,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from telescope_core.base.errors import ConfigError
@@ -153,6 +154,36 @@ def init_buffers(model: PreTrainedModel) -> None:
     for module in model.modules():
         if _is_rotation(module):
             model._init_weights(module)
+
+
+@torch.no_grad()
+def settle_rotations(model: PreTrainedModel, longest: int) -> None:
+    """Choose once what `longrope` and `dynamic` rotations are, for `longest` tokens at most.
+
+    transformers chooses for each row, by its longest sequence, so that a sequence would be computed
+    otherwise beside a long one than alone. vLLM chooses longrope's once, by `max_model_len`.
+    Raises ConfigError for `dynamic` ones beyond the model's positions, of which each length has its
+    own.
+    """
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if not _is_rotation(module) or kind not in ("longrope", "dynamic"):
+            continue
+        rotation: Any = module
+        config = rotation.config
+        if kind == "longrope":
+            limit = config.rope_parameters["original_max_position_embeddings"]
+            if longest > limit:
+                device = rotation.inv_freq.device
+                long_factors, _ = ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=limit + 1)
+                rotation.inv_freq.copy_(long_factors)
+        elif longest > config.max_position_embeddings:
+            raise ConfigError(
+                f"model: its rotations (rope_type 'dynamic') depend on a sequence's length beyond "
+                f"{config.max_position_embeddings} tokens, and there are some of {longest}; make "
+                "them shorter, or use another model"
+            )
+        rotation.rope_type = "default"  # as it is from now on
 
 
 @contextmanager

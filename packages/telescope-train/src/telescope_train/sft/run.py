@@ -6,7 +6,7 @@ The same samples, packing and trainer ranks as reinforcement learning, with anot
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -196,7 +196,8 @@ async def _train_and_export(
     on_row: Callable[[SftRow], None],
 ) -> None:
     """Train on `samples`, from checkpoint `point` if there is one, and write the model."""
-    settings = backend_settings(config)
+    longest = max(map(len, (*samples.learnt, *samples.held_out)), default=0)
+    settings = replace(backend_settings(config), longest_sequence=longest)
     async with open_ranks(config, settings) as ranks:
         if point is not None:
             await restore(ranks, point, how_to_go_on(config))

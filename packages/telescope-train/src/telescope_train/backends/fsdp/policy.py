@@ -48,6 +48,7 @@ from telescope_train.models.load import (
     has_experts,
     init_buffers,
     prepare_model,
+    settle_rotations,
     torch_dtype,
 )
 from telescope_train.models.lora import add_adapters, first_adapters, round_sums_once
@@ -173,7 +174,9 @@ def load_reference(
     dtype = torch_dtype(settings.compute_dtype)
     loaded = _prepared(settings)
     # It is never updated, so master weights would only cost memory.
-    loaded.model.to(dtype)
+    # The parameters alone: frequencies of the rotations, which are buffers, stay in float32.
+    for parameter in loaded.model.parameters():
+        parameter.data = parameter.data.to(dtype)
     if has_experts(loaded.model):
         use_grouped_experts(loaded.model, dtype)
     _speed_up(loaded.model, device, dtype)
@@ -211,6 +214,7 @@ def _fill(
         loaded.files.on_read = moved
         where = torch.device("cpu") if settings.trainer.fsdp_cpu_offload else device
         fill(policy, policy.lm, loaded.files, where)
+    settle_rotations(policy.lm, settings.longest_sequence)
 
 
 def _speed_up(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
