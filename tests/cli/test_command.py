@@ -64,6 +64,8 @@ def test_every_verb_that_is_present_can_be_loaded(telescope):
             code, out, _ = telescope(*names, "--help")
             assert code == 0
             assert "Usage: telescope" in out
+            takes_files = names[-1] in ("train", "sft", "simulate")
+            assert ("[FILE]... [OPTIONS]" in out.splitlines()[0]) == takes_files
 
 
 def test_the_help_fits_a_terminal_of_80_columns(telescope, monkeypatch):

@@ -141,7 +141,11 @@ def _load(name: str, verb: Verb) -> Any:
             settings |= {"allow_extra_args": True, "ignore_unknown_options": True}
         function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
         target.command(context_settings=settings)(function)
-    return command_of(target)
+    command = command_of(target)
+    if verb.takes_settings and all(one.param_type_name == "option" for one in command.params):
+        # Files are taken from what no parameter took, so that the usage would not name them.
+        command.options_metavar = "[FILE]... [OPTIONS]"
+    return command
 
 
 def command_of(app: typer.Typer) -> Any:
