@@ -294,7 +294,7 @@ def test_all_that_an_agent_asked_is_learned_and_each_answer_once(tmp_path):
 
     begun, branch, other = said("a", "b"), said("a", "b", "c", "d"), said("a", "b", "e", "f", "g")
     row = {"messages": said("task", "what the program printed")}
-    row["conversations"] = [begun, branch, begun, other]
+    row["conversations"] = [begun, branch, begun, other, said("x", "y")[:1]]
     path = tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "conversations": []}) + "\n")
     found = read_conversations(config_of(path))

@@ -96,6 +96,8 @@ def _learned(
         return
     known = set[tuple[Message, ...]]()
     for number, one in enumerate(several, start=1):
+        if not any(message.get("role") == "assistant" for message in one):
+            continue  # a request that was not answered
         where = f"{label}, conversation {number}"
         messages, ends = _messages(one, where)
         new = frozenset(end for end in ends if messages[: end + 1] not in known)
