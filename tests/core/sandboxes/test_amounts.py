@@ -139,6 +139,8 @@ def test_a_network_that_is_named_by_a_text_is_the_network_of_that_name():
 async def test_a_time_limit_of_a_command_that_is_none_is_refused(kind, timeout_s, said):
     with pytest.raises(ConfigError, match=f"timeout_s.*{said}"):
         await kind.run(None, ["true"], timeout_s=timeout_s)
+    with pytest.raises(ConfigError, match=f"cpu_timeout_s.*{said}"):
+        await kind.run(None, ["true"], cpu_timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(

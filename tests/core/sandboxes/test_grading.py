@@ -118,6 +118,29 @@ async def test_a_cheat_stays_at_the_floor_and_raises_nothing(box, cheat):
     assert (await grade_program(box, ADD, CALLS)).passed, "a sandbox that the next one can use"
 
 
+WAITS = "import time\ntime.sleep(1.2)\n"
+
+
+@pytest.mark.slow
+async def test_only_processor_time_counts_so_a_busy_machine_fails_no_program(box):
+    tests = [StdinTest(stdin="", expected="3")]
+    grades = [
+        await grade_program(box, f"{WAITS}print(3)", tests, timeout_s=0.5),
+        await grade_program(box, f"{WAITS}{ADD}", CALLS[:1], timeout_s=0.5),
+    ]
+    called = await call_function(box, f"{WAITS}{ADD}", "add", [(1, 2)], timeout_s=0.5)
+    assert [grade.passed for grade in grades] == [True, True], grades
+    assert called.values == (3,), called
+
+
+@pytest.mark.slow
+async def test_a_program_that_computes_or_waits_too_long_is_told(box):
+    tests = [StdinTest(stdin="", expected="3")]
+    for program in ("while True: pass", "import time\ntime.sleep(600)"):
+        (outcome,) = (await grade_program(box, program, tests, timeout_s=0.1)).outcomes
+        assert outcome.reason == "took too long", program
+
+
 async def test_no_hidden_test_can_be_found_from_inside(box):
     """Neither what is expected nor the other tests, in memory, files, arguments or variables."""
     secret = 918273645

@@ -36,7 +36,7 @@ async def provider():
     await made.close()
 
 
-WAITING = {"timeout", "cancelled command"}
+WAITING = {"timeout", "processor time", "cancelled command"}
 """Checks that wait for a second or two. The next test is about the one, test_escapes the other."""
 
 

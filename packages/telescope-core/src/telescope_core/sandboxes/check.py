@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from telescope_core.sandboxes.protocol import (
     KILLED,
+    OUT_OF_CPU_TIME,
     WORK_FOLDER,
     Limit,
     Network,
@@ -24,6 +25,7 @@ from telescope_core.sandboxes.protocol import (
 )
 
 _CLOSE_S = 60.0
+_SPIN_S = 300.0
 _MORE_THAN_ANY_HAS = 10**18
 _CONNECT = """
 import socket
@@ -148,6 +150,19 @@ async def _timeout(subject: Subject) -> None:
         _expect(done.text == "on\n", "the sandbox to be usable after a timeout", done)
         done = await box.run(["sleep", "60"], timeout_s=0.0001)
         _expect(done.stop is StopCause.TIMEOUT, "a timeout after less than a millisecond", done)
+
+
+async def _processor_time(subject: Subject) -> None:
+    async with subject.sandbox() as box:
+        spin = ["sh", "-c", "echo began; while :; do :; done"]
+        done = await box.run(spin, timeout_s=_SPIN_S, cpu_timeout_s=0.5)
+        _expect(done.stop is StopCause.TIMEOUT, "a timeout by processor time", done)
+        _expect(done.exit_code == OUT_OF_CPU_TIME, f"exit code {OUT_OF_CPU_TIME}", done)
+        _expect(done.stdout == b"began\n", "what was written before", done)
+        done = await box.run(["sh", "-c", "sleep 2; echo on"], cpu_timeout_s=0.5)
+        _expect(done.text == "on\n", "time that is waited not to count as processor time", done)
+        done = await box.run(["sh", "-c", "ulimit -t"])
+        _expect(done.text == "unlimited\n", "no limit in the next command", done)
 
 
 async def _output_is_cut(subject: Subject) -> None:
@@ -293,6 +308,7 @@ CHECKS: Mapping[str, Check] = {
     "environment and folder": _environment_and_folder,
     "files": _files,
     "timeout": _timeout,
+    "processor time": _processor_time,
     "output is cut": _output_is_cut,
     "sandboxes are apart": _sandboxes_are_apart,
     "commands wait for each other": _commands_wait_for_each_other,

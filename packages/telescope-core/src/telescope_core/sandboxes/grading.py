@@ -35,6 +35,12 @@ _value = _called(*_given["arguments"], **_given["keywords"])
 json.dump({"value": _value}, _out)
 _out.flush()
 """
+_WAITS = 10
+"""Most time of a test on the clock, in multiples of its limit of processor time.
+
+How long a program takes on the clock depends on what else the machine does, such as grading other
+programs. Its reward must not.
+"""
 _MARK = "\ufeff"
 """Begins some files of text. Python takes it in a file, and not in a text."""
 _MAX_SAID = 400
@@ -115,8 +121,10 @@ async def grade_program(
 ) -> Grade:
     """Run each test in its own process and compare the output; for Python programs only.
 
-    `timeout_s` is for one test. Numbers that are not whole may differ by `tolerance`, as
-    `same_json` and `same_output` say. Raises SandboxError only if the provider failed.
+    `timeout_s` is for one test: seconds of processor time, rounded up to whole ones. A test that
+    waits instead of computing is stopped after ten times as long on the clock. Numbers that are not
+    whole may differ by `tolerance`, as `same_json` and `same_output` say. Raises SandboxError only
+    if the provider failed.
     """
     outcomes: list[HiddenTestOutcome] = []
     program = program.removeprefix(_MARK)
@@ -191,7 +199,8 @@ async def _by_stdin(
     done = await sandbox.run(
         ["python3", "-c", program, *test.arguments],
         stdin=test.stdin.encode(),
-        timeout_s=timeout_s,
+        timeout_s=timeout_s * _WAITS,
+        cpu_timeout_s=timeout_s,
     )
     reason = why_no_answer(done)
     if not reason and not same_output(done.text, test.expected, tolerance):
@@ -209,7 +218,10 @@ async def _by_call(
         "keywords": dict(test.keywords),
     }
     done = await sandbox.run(
-        ["python3", "-c", _CALL], stdin=json.dumps(given).encode(), timeout_s=timeout_s
+        ["python3", "-c", _CALL],
+        stdin=json.dumps(given).encode(),
+        timeout_s=timeout_s * _WAITS,
+        cpu_timeout_s=timeout_s,
     )
     reason = why_no_answer(done)
     if not reason:
@@ -360,7 +372,8 @@ async def call_function(
 
     Arguments and values are None, bool, int, float, str, and lists, tuples, sets and dictionaries
     of them. A value of a subclass, such as Counter, comes back as one of these. `timeout_s` is for
-    all calls together. Raises SandboxError only if the provider failed.
+    all calls together, and counts as in `grade_program`. Raises SandboxError only if the provider
+    failed.
     """
     program = program.removeprefix(_MARK)
     unfit = why_not_run(program)
@@ -368,7 +381,10 @@ async def call_function(
         return Returned(reason=unfit)
     given = {"program": program, "function": function, "calls": [encoded(one) for one in calls]}
     done = await sandbox.run(
-        ["python3", "-c", _CALLS], stdin=json.dumps(given).encode(), timeout_s=timeout_s
+        ["python3", "-c", _CALLS],
+        stdin=json.dumps(given).encode(),
+        timeout_s=timeout_s * _WAITS,
+        cpu_timeout_s=timeout_s,
     )
     reason = why_no_answer(done)
     if reason:

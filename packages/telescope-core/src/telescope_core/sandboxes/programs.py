@@ -22,7 +22,7 @@ class ProgramConfig(EnvironmentConfig):
     max_sandboxes: Annotated[int, Field(ge=1, le=1000)] = 16
     """Most sandboxes that are open at the same time; further rollouts wait."""
     test_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
-    """Most seconds for one test."""
+    """Most seconds of processor time for one test, and ten times as many on the clock."""
     memory_mb: Annotated[int, Field(ge=0)] = 512
     """Most memory of a program, MiB; 0 leaves it to the provider, as required by e2b."""
 

@@ -10,7 +10,7 @@ import math
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, cast
 
@@ -61,6 +61,19 @@ def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
         raise ConfigError(f"{name} must be {kind if is_whole else 'finite'}, got {value!r}")
 
 
+def require_time_limits(timeout_s: object, cpu_timeout_s: object) -> None:
+    """Raise ConfigError unless these are limits of a command; `cpu_timeout_s` may be None."""
+    require_amount("timeout_s of a command", timeout_s)
+    if cpu_timeout_s is not None:
+        require_amount("cpu_timeout_s of a command", cpu_timeout_s)
+
+
+def cpu_limits(cpu_timeout_s: float) -> tuple[int, int]:
+    """Return the seconds after which the kernel sends SIGXCPU, and SIGKILL to who ignores that."""
+    soft = math.ceil(min(cpu_timeout_s, ANY_SECONDS.most))
+    return soft, soft + 1
+
+
 def whole_units(value: float | None, unit: int) -> int | None:
     """Return an amount in the whole units that a service counts in; None stays None."""
     return None if value is None else int(value // unit)
@@ -70,6 +83,8 @@ WORK_FOLDER = "/tmp/work"
 """Folder inside every sandbox in which commands start; relative paths start there too."""
 KILLED = 137
 """Exit code of a program ended by SIGKILL: 128 + 9."""
+OUT_OF_CPU_TIME = 152
+"""Exit code of a program ended by SIGXCPU, at the limit of its processor time: 128 + 24."""
 MOST_OUTPUT_BYTES = 1 << 30
 """Most bytes of an output that can be kept, because they are held in memory."""
 
@@ -172,7 +187,7 @@ class StopCause(StrEnum):
     EXITED = "exited"
     """It ended by itself, or by a signal of its own."""
     TIMEOUT = "timeout"
-    """It was killed because it took longer than its `timeout_s`."""
+    """It was killed because it took longer than its `timeout_s` or its `cpu_timeout_s`."""
     MEMORY = "memory"
     """It, or one of its processes, was killed because the sandbox reached its memory limit."""
     SANDBOX_ENDED = "sandbox_ended"
@@ -209,6 +224,13 @@ class CommandResult:
     def error_text(self) -> str:
         """Standard error as text; bytes that are no UTF-8 are replaced."""
         return self.stderr.decode(errors="replace")
+
+
+def with_cpu_stop(result: CommandResult, cpu_timeout_s: float | None) -> CommandResult:
+    """Return `result` with the cause TIMEOUT if its command reached its `cpu_timeout_s`."""
+    if cpu_timeout_s and result.exit_code == OUT_OF_CPU_TIME and result.stop is StopCause.EXITED:
+        return replace(result, stop=StopCause.TIMEOUT)
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,10 +271,14 @@ class Sandbox(Protocol):
         *,
         stdin: bytes = b"",
         timeout_s: float = 30.0,
+        cpu_timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
         """Run a command and return its result; `folder` None is `WORK_FOLDER`.
+
+        `timeout_s` counts on the clock. `cpu_timeout_s` limits the processor time of each process
+        of the command, rounded up to whole seconds; None sets no such limit.
 
         Raises SandboxError if the provider failed, which says nothing about the command.
         """

@@ -35,9 +35,11 @@ from telescope_core.sandboxes.protocol import (
     SandboxUnavailableError,
     StopCause,
     absolute,
-    require_amount,
+    cpu_limits,
     require_endpoint,
     require_limits,
+    require_time_limits,
+    with_cpu_stop,
 )
 
 _OVERHEAD_S = 60.0
@@ -49,12 +51,14 @@ _ENDING_S = 5.0
 _SCRIPT = """d=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 90
 : >"$d/o"; : >"$d/e"; exec 5<"$d/o" 6<"$d/e" 7>"$d/o" 8>"$d/e" 9<{stdin}; rm -rf "$d" {stdin_file}
 mkdir -p {work}; cd {folder} || exit 91
-timeout -s KILL {timeout_s} env {environment} {command} <&9 >&7 2>&8 5<&- 6<&- 7>&- 8>&- 9<&-
+({cpu_limit}exec timeout -s KILL {timeout_s} env {environment} {command}) \\
+  <&9 >&7 2>&8 5<&- 6<&- 7>&- 8>&- 9<&-
 c=$?; f=/proc/self/fd
 printf 'ended %s %s %s\\n' "$c" "$(wc -c <$f/5)" "$(wc -c <$f/6)"
 head -c {cap} <$f/5 | base64; echo -
 head -c {cap} <$f/6 | base64; echo -"""
 """Its files are unlinked once the command runs, so that nothing can find or remove them."""
+_CPU_LIMIT = "ulimit -S -c 0; ulimit -S -t {0}; ulimit -H -t {1}; "
 _ANSWER = re.compile(r"ended (\d+) +(\d+) +(\d+)\n([^-]*)-\n([^-]*)-")
 _LIST = (
     'cd {path} || exit 1; for f in * .[!.]* ..?*; do [ -e "$f" ] || [ -h "$f" ] || continue; '
@@ -138,13 +142,14 @@ class RemoteSandbox:
         *,
         stdin: bytes = b"",
         timeout_s: float = 30.0,
+        cpu_timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
         """Run a command; SandboxError if the service failed, not if the command did."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
-        require_amount("timeout_s of a command", timeout_s)
+        require_time_limits(timeout_s, cpu_timeout_s)
         # No command outlives its sandbox; services cannot count some times that are longer.
         timeout_s = min(timeout_s, self._spec.time_to_live_s + _OVERHEAD_S)
         async with self._lock:
@@ -155,7 +160,7 @@ class RemoteSandbox:
             if stdin:
                 given = f"/tmp/.stdin-{next(self._numbers)}"
                 await self._service.upload(given, stdin)
-            script = self._script(argv, given, timeout_s, environment or {}, folder)
+            script = self._script(argv, given, timeout_s, cpu_timeout_s, environment or {}, folder)
             began_s = time.monotonic()
             calling = asyncio.ensure_future(self._service.shell(script, timeout_s + _OVERHEAD_S))
             try:
@@ -173,7 +178,8 @@ class RemoteSandbox:
                 # A service that ended the sandbox may know nothing of the command any more.
                 wall_s, stop = time.monotonic() - began_s, StopCause.SANDBOX_ENDED
                 return CommandResult(exit_code=KILLED, wall_s=wall_s, stop=stop)
-            return self._result(answer, time.monotonic() - began_s, timeout_s)
+            result = self._result(answer, time.monotonic() - began_s, timeout_s)
+            return with_cpu_stop(result, cpu_timeout_s)
 
     async def read(self, path: str) -> bytes:
         """Return the content of a file."""
@@ -229,6 +235,7 @@ class RemoteSandbox:
         argv: Sequence[str],
         stdin: str,
         timeout_s: float,
+        cpu_timeout_s: float | None,
         environment: Mapping[str, str],
         folder: str | None,
     ) -> str:
@@ -238,6 +245,7 @@ class RemoteSandbox:
             folder=quote(absolute(folder or ".")),
             # For `timeout`, 0 would be no limit.
             timeout_s=f"{max(timeout_s, 0.001):.3f}",
+            cpu_limit=_CPU_LIMIT.format(*cpu_limits(cpu_timeout_s)) if cpu_timeout_s else "",
             environment=" ".join(quote(f"{name}={value}") for name, value in given.items()),
             command=" ".join(map(quote, argv)),
             stdin=quote(stdin),

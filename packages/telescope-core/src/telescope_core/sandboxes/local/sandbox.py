@@ -19,8 +19,10 @@ from telescope_core.sandboxes.protocol import (
     SandboxSpec,
     StopCause,
     absolute,
-    require_amount,
+    cpu_limits,
     require_endpoint,
+    require_time_limits,
+    with_cpu_stop,
 )
 
 _EVERY_S = 0.02
@@ -150,24 +152,27 @@ class LocalSandbox:
         *,
         stdin: bytes = b"",
         timeout_s: float = 30.0,
+        cpu_timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> CommandResult:
         """Run a command; all processes that it started have ended when this returns."""
         if not argv:
             raise ValueError("a command must have at least one word, got none")
-        require_amount("timeout_s of a command", timeout_s)
+        require_time_limits(timeout_s, cpu_timeout_s)
         request = {
             "op": "run",
             "argv": tuple(argv),
             "environment": {**self._environment, **(environment or {})},
             "folder": absolute(folder or "."),
+            "cpu_limits": cpu_limits(cpu_timeout_s) if cpu_timeout_s else (),
         }
         async with self._lock:
             if self._ended is not None and self._closing is None:
                 return CommandResult(exit_code=KILLED, stop=self._ended)
             self._require_open()
-            return await self._run(request, stdin, timeout_s)
+            result = await self._run(request, stdin, timeout_s)
+            return with_cpu_stop(result, cpu_timeout_s)
 
     async def read(self, path: str) -> bytes:
         """Return the content of a file, at most 256 MiB."""

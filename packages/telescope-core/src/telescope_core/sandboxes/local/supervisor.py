@@ -117,6 +117,8 @@ def _become(request, descriptors, rules, limits):
         os.chdir(request["folder"])
         for kind, amount in limits:
             resource.setrlimit(kind, (amount, amount))
+        if request["cpu_limits"]:
+            resource.setrlimit(resource.RLIMIT_CPU, request["cpu_limits"])
         if rules >= 0 and _syscall(_RESTRICT_SELF, rules, 0) < 0:
             raise OSError("the rules of Landlock could not be put in force")
         os.closerange(3, 1024)
