@@ -12,6 +12,7 @@ from telescope_core.base.chains import sampled_tokens
 from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Message, Sampling
 from telescope_train.batches.packing import Packing
+from telescope_train.config.schema import AlgorithmSection
 from telescope_train.diagnostics.engine_check import UpdateCheck, check_engine
 from telescope_train.diagnostics.rank_checks import SelfTest, Tolerance, check_rank
 from telescope_train.models.tiny import make_tiny_model
@@ -25,9 +26,9 @@ PACKING = Packing(seq_len=64, num_ranks=1, hidden_size=128, max_tokens=8)
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory):
-    worker = TrainerWorker(
-        backend_settings(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0))
-    )
+    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+    penalized = AlgorithmSection(kl_penalty_tau=0.1)
+    worker = TrainerWorker(replace(backend_settings(model), algorithm=penalized))
     yield worker
     worker.close()
 
@@ -38,16 +39,18 @@ def check(backend):
         vocab_size=VOCAB,
         tolerance=Tolerance.from_dtype("float32"),
         exactness=0.0,
+        reference_exactness=0.0,
         shares_prefixes=True,
     )
 
 
 @pytest.mark.slow
-def test_a_rank_proves_four_things_exactly(worker):
+def test_a_rank_proves_five_things_exactly(worker):
     tests = {test.name: test for test in check(worker.backend)}
     assert tests["packing does not leak"].value < 1e-5
     assert tests["shared prefixes change nothing"].value < 1e-5
     assert tests["importance weight is 1"].value == 0
+    assert tests["reference is the policy at its start"].value == 0
     assert tests["learning rate 0 does not drift"].value == 0
     assert [test.name for test in worker.self_tests] == list(tests)
 
@@ -101,6 +104,17 @@ def test_a_forward_pass_that_differs_from_itself_is_caught(worker):
 
     assert failed(Broken(worker.backend, logprobs=noisy)) == "importance weight"
     worker.backend.rehearse_step()
+
+
+def test_a_reference_that_is_another_model_is_caught(worker):
+    with worker.backend._reference.ready() as reference:
+        first = next(reference.parameters())
+        before = first.detach().clone()
+        first.data.mul_(1 + 1e-3)
+    try:
+        assert failed(worker.backend) == "reference is"
+    finally:
+        first.data.copy_(before)
 
 
 def test_an_optimizer_that_moves_weights_at_rate_0_is_caught(worker):

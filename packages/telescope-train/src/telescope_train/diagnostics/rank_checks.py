@@ -3,8 +3,9 @@
 The output head must compute the same from hidden states as in transformers, including a soft cap or
 a scale. Packing must not change the log-probs of samples, as it would if attention ignored their
 boundaries, and neither must sharing their common prefixes. A forward pass with a gradient must give
-the same numbers as one without, and a step at learning rate 0 must not move any weight. Checks that
-need an inference engine are in `engine_check`.
+the same numbers as one without, and a step at learning rate 0 must not move any weight. A reference
+model is the policy before its first step. Checks that need an inference engine are in
+`engine_check`.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,13 +87,15 @@ def check_rank(
     vocab_size: int,
     tolerance: Tolerance,
     exactness: float | None,
+    reference_exactness: float | None = None,
     shares_prefixes: bool = False,
 ) -> list[SelfTest]:
     """Run every check of a rank; returns the measurements, or raises ConfigError at a failure.
 
     `exactness`: largest difference of importance weights from 1; None if dropout makes every
     forward pass with a gradient different. Every rank calls this, and before the backend has taken
-    a step. `shares_prefixes`: samples that begin alike are tested, too.
+    a step. `reference_exactness`: largest difference of the reference model's log-probs, nats; None
+    without a reference. `shares_prefixes`: samples that begin alike are tested, too.
     """
     head = check_head(backend).require()  # first, because what it finds has one cause
     difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
@@ -138,6 +141,18 @@ def check_rank(
                 unit="away from 1 before any step",
                 remedy="a forward pass with a gradient differs from one without; turn off compile "
                 "and gradient_checkpointing, and report the model to the developers",
+            ).require()
+        )
+    if reference_exactness is not None:
+        (reference_T,) = backend.reference_logprobs([batch])
+        tests.append(
+            SelfTest(
+                name="reference is the policy at its start",
+                value=float(np.abs(reference_T - logprobs_T)[batch.mask_T].max()),
+                limit=reference_exactness,
+                unit="nats",
+                remedy="a penalty would keep the policy close to another model than its own start; "
+                "report the model to the developers, and train it without a reference",
             ).require()
         )
     tests.append(

@@ -137,6 +137,7 @@ class TrainerWorker:
                 vocab_size=vocabulary_size(settings.model),
                 tolerance=Tolerance.from_dtype(settings.compute_dtype),
                 exactness=_exactness(settings),
+                reference_exactness=_reference_exactness(settings),
                 shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
@@ -485,6 +486,18 @@ def _exactness(settings: BackendSettings) -> float | None:
     if settings.device != "cpu" or settings.trainer.compile:
         return 1e-2
     return 1e-6 if settings.compute_dtype == "float64" else 0.0
+
+
+def _reference_exactness(settings: BackendSettings) -> float | None:
+    """Return how much the reference may differ from the policy, nats; None = there is none.
+
+    Both are the same model before the first step. Adapters add zeros to sums that are rounded.
+    """
+    if settings.algorithm is None or not settings.algorithm.needs_reference:
+        return None
+    if settings.trainer.use_lora:
+        return Tolerance.from_dtype(settings.compute_dtype).nats
+    return _exactness(settings)
 
 
 def keep_freed_memory() -> None:
