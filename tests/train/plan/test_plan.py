@@ -597,6 +597,14 @@ def test_a_chat_template_that_cannot_be_used_is_a_problem(
             "up to 3 versions, corrected by the ratio in the loss",
         ),
         (
+            ["--use_ppo_clip", "--ppo_clip_ref_logprobs", "batch"],
+            "up to 1 version, weighted by use_tis (truncate, tis_cap 2)",
+        ),
+        (
+            ["--use_ppo_clip", "--ppo_clip_ref_logprobs", "batch", "--use_tis", "false"],
+            "up to 1 version, not corrected: use_tis is off",
+        ),
+        (
             ["--use_ppo_clip", "--use_decoupled_loss"],
             "up to 1 version, weighted by use_decoupled_loss",
         ),

@@ -32,8 +32,18 @@ def test_tokens_are_weighted_where_nothing_else_corrects_for_8_bits():
     # The ratio to log-probs that the trainer recomputes says nothing of the sampler.
     recomputed = ["--use_ppo_clip", "--ppo_clip_ref_logprobs", "batch"]
     assert algorithm_in_use(config(*recomputed)).use_tis
-    late = ["--max_async_rollout", "1"]
-    assert not algorithm_in_use(config(*recomputed, *late, kind="none")).use_tis
+
+
+def test_a_ratio_to_recomputed_logprobs_corrects_for_no_older_weights():
+    for loss in (["--use_ppo_clip"], ["--algorithm", "cispo"], ["--algorithm", "sapo"]):
+        flags = [*loss, "--ppo_clip_ref_logprobs", "batch"]
+        late, in_time = (["--max_async_rollout", number] for number in "10")
+        assert algorithm_in_use(config(*flags, *late, kind="none")).use_tis
+        assert not algorithm_in_use(config(*flags, *in_time, kind="none")).use_tis
+        several = [*in_time, "--ppo_epochs", "2"]
+        assert not algorithm_in_use(config(*flags, *several, kind="none")).use_tis
+        unread = ["--recompute_logprob", "false"]
+        assert not algorithm_in_use(config(*flags, *late, *unread, kind="none")).use_tis
 
 
 def test_a_run_in_which_nothing_corrects_for_8_bits_is_refused():

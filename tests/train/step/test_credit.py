@@ -29,6 +29,7 @@ from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.accept import has_signal
 from telescope_train.rollouts.compared import RewardRange
 from telescope_train.step.credit import CreditRules, NoCredit, assign_credit
+from telescope_train.step.shaping import KlPenalties
 
 GRPO = load_algorithm("grpo")
 
@@ -74,9 +75,9 @@ def group(
     return Group(id=group_id, environment=environment, example_id="e", rollouts=rollouts)
 
 
-def credit(*groups: Group, declared=None, temperatures=None, kl=None, built=None, **settings_):
+def rules_of(declared=None, temperatures=None, **settings_) -> CreditRules:
     temperatures = {"toy": 0.8} if temperatures is None else temperatures
-    rules = CreditRules(
+    return CreditRules(
         algorithm=GRPO,
         config=config(**settings_),
         sampling={
@@ -85,7 +86,10 @@ def credit(*groups: Group, declared=None, temperatures=None, kl=None, built=None
         vocab_size=100,
         declared=declared or {},
     )
-    return assign_credit(groups, rules, kl_penalties=kl, built=built)
+
+
+def credit(*groups: Group, kl=None, built=None, **rules):
+    return assign_credit(groups, rules_of(**rules), kl_penalties=kl, built=built)
 
 
 def slow_advantages(rewards_by_group: list[list[float]], norm: str) -> list[float]:
@@ -349,13 +353,14 @@ def test_penalties_are_added_to_rewards_that_were_scaled_first():
         reward_range=(0.0, 2.0),
         overlong_penalty_factor=0.5,
         overlong_buffer_tokens=4,
-        kl={("a", 2): -0.25},
+        kl=KlPenalties(of_agents={("a", 2): {"": -0.25}}, k3=3.0, num_tokens=6),
     )
     shaped = [0.0 - 0.5, 1.0 - 0.25, 1.0 - 0.25]
     expected = slow_advantages([shaped], "group")
     assert list(result.advantages.values()) == pytest.approx(expected)
     assert result.metrics["reward_shaping/overlong"] == pytest.approx(-0.25)
     assert result.metrics["reward_shaping/kl"] == pytest.approx(-0.25)
+    assert result.metrics["kl/reference"] == pytest.approx(0.5)
     assert result.metrics["final_reward/mean"] == pytest.approx(2.0), "as the environment gave it"
 
 
@@ -374,7 +379,7 @@ def test_samples_of_an_earlier_call_are_used_again_with_the_same_advantage_alone
     before = credit(*groups)
     built = {sample.rollout_key: [sample] for sample in before.samples}
     # The first group is shaped since then.
-    shaped = {("a", 0): -3.0}
+    shaped = KlPenalties(of_agents={("a", 0): {"": -3.0}})
     found, expected = (credit(*groups, kl=shaped, built=known) for known in (built, None))
     for one, other in zip(found.samples, expected.samples, strict=True):
         assert (one.rollout_key, one.advantage) == (other.rollout_key, other.advantage)
@@ -509,6 +514,30 @@ def test_seats_of_a_match_are_compared_with_the_same_seat(rule):
     assert by_branch(result) == {
         index: pytest.approx([x, y, x]) for index, (x, y) in enumerate(zip(x_G, y_G, strict=True))
     }
+
+
+def test_a_seat_of_a_match_bears_its_own_penalties_alone():
+    played = branched((0.5, "x1 y8"), (0.5, "x1 y2"), (0.5, "x1 y2"))
+    won_by_y = [0.5, 0.5, 1.0]
+    seats = [
+        replace(one, agent_rewards={"x": 0.5, "y": won})
+        for one, won in zip(played.rollouts, won_by_y, strict=True)
+    ]
+    kl = KlPenalties(of_agents={("g", 1): {"x": 0.0, "y": -0.125}})
+    result = credit(
+        replace(played, rollouts=tuple(seats)),
+        overlong_penalty_factor=0.5,
+        overlong_buffer_tokens=4,
+        kl=kl,
+    )
+    y_G = slow_advantages([[0.5 - 0.25, 0.5 - 0.125, 1.0]], "group")
+    assert by_branch(result) == {index: pytest.approx([0.0, y]) for index, y in enumerate(y_G)}, (
+        "x always earned the same, and always wrote one token"
+    )
+    assert {key[1]: told for key, told in result.of_agents.items()} == {
+        index: pytest.approx({"x": 0.0, "y": y}) for index, y in enumerate(y_G)
+    }
+    assert result.metrics["advantage/std"] == pytest.approx(np.std([*y_G, 0.0, 0.0, 0.0]))
 
 
 def test_a_match_in_which_every_seat_always_earns_the_same_teaches_nothing():

@@ -87,7 +87,9 @@ def test_peaks_are_of_the_card_that_is_named():
 def test_a_batch_whose_time_is_not_known_has_no_speed(duration_s, is_known):
     result = StepResult(
         batch=SampledBatch(groups=(), duration_s=duration_s),
-        credit=Credit(samples=(), advantages={}, discarded={}, filtered={}, metrics={}),
+        credit=Credit(
+            samples=(), advantages={}, of_agents={}, discarded={}, filtered={}, metrics={}
+        ),
         plan=StepPlan(minibatches=[], order=[]),
         times=dict.fromkeys(LAPS, 1.0),
     )

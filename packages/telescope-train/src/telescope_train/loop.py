@@ -147,7 +147,7 @@ async def _whole_batch(parts: LoopParts, version: WeightVersion, clock: StepCloc
     batch = await parts.sampler.take(version)
     clock.lap("generate")
     await parts.gpu_sharing.trainer_works()
-    kl = await kl_penalties(batch.groups, rules, parts.packing, trainer.reference_logprobs)
+    kl = await kl_penalties(batch.groups, rules, parts.packing, trainer)
     clock.lap("train")
     # In threads, because rollouts of the next batch may be going on in this event loop.
     credit = await asyncio.to_thread(assign_credit, batch.groups, rules, kl_penalties=kl)

@@ -575,7 +575,7 @@ RULES: tuple[Rule, ...] = (
         holds=lambda share: share < 0.5,
     ),
     Rule("clipping", Kind.UNHEALTHY, "Are steps small enough?").in_a_row(
-        "The clip stopped the gradient of more than 75 % of the tokens; half is usual in GSPO.",
+        "The clip took effect on more than 75 % of the tokens; half is usual in GSPO.",
         "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",
         "clip_fraction/high",
         "clip_fraction/low",

@@ -18,7 +18,8 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
     They are: `advantage_norm` if the algorithm has only one, the old log-probs of a decoupled loss,
     and `use_tis` if it is null. A plain policy gradient is biased on samples from older weights, or
     from weights in fewer bits, so its tokens are weighted by default. A loss that contains a ratio
-    to old log-probs already corrects for their age, and one to those of the sampler for its bits.
+    to the sampler's log-probs already corrects for both. One to log-probs of the trainer, computed
+    before the first step on the batch, corrects for the steps after it alone.
     """
     section = config.algorithm
     algorithm = load_algorithm(section.algorithm)
@@ -29,11 +30,13 @@ def algorithm_in_use(config: TrainConfig) -> AlgorithmSection:
     if section.use_tis is not None:
         return section
     num_updates = section.number_of_minibatches * section.ppo_epochs
-    is_late = config.scheduling.max_async_rollout > 0 or num_updates > 1
+    is_other = (
+        config.scheduling.max_async_rollout > 0 or config.inference.inference_quantization != "none"
+    )
+    if is_other:
+        return decided(section, use_tis=not has_ratio_to_sampler(section, algorithm))
     is_corrected = section.use_decoupled_loss or has_ratio(section, algorithm)
-    if config.inference.inference_quantization != "none":
-        is_late, is_corrected = True, has_ratio_to_sampler(section, algorithm)
-    return decided(section, use_tis=is_late and not is_corrected)
+    return decided(section, use_tis=num_updates > 1 and not is_corrected)
 
 
 def has_ratio_to_sampler(section: AlgorithmSection, algorithm: Algorithm) -> bool:
@@ -53,7 +56,7 @@ def age_of_rollouts(config: TrainConfig) -> str:
         how = f"weighted by use_tis ({section.tis_mode}, tis_cap {section.tis_cap:g})"
     elif section.use_decoupled_loss:
         how = "weighted by use_decoupled_loss"
-    elif has_ratio(section, load_algorithm(section.algorithm)):
+    elif has_ratio_to_sampler(section, load_algorithm(section.algorithm)):
         how = "corrected by the ratio in the loss"
     elif section.seq_is_masking:
         how = "samples that are too far off are left out (seq_is_masking)"

@@ -139,7 +139,8 @@ class RolloutSection(Section):
     env_memory_limit_mb: Annotated[int, Field(ge=64)] | None = None
     """Memory limit of one environment process, MiB; null = no limit but the machine's memory."""
     discard_group_zero_advantage: bool = True
-    """Leave out groups whose rollouts all got the same reward, because they have no gradient."""
+    """Leave out groups whose rollouts all got the same reward, because the gradient of their
+    rewards is 0. They then count in no denominator of the loss, nor for KL and entropy in it."""
     should_accept_fn: str | None = None
     """`has_signal`, or `module:function`: judges each group; new draws replace rejected ones."""
 

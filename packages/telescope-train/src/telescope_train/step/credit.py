@@ -39,7 +39,7 @@ from telescope_train.rollouts.compared import (
 )
 from telescope_train.rollouts.mix import Mix
 from telescope_train.step.filters import Filtered, filter_reason
-from telescope_train.step.shaping import RolloutKey, Shaping, overlong_penalties
+from telescope_train.step.shaping import KlPenalties, RolloutKey, Shaping, overlong_penalties
 
 
 class NoCredit(StrEnum):
@@ -94,7 +94,12 @@ class Credit:
     samples: tuple[TrainingSample, ...]
     """One or more per rollout, in the order of the groups."""
     advantages: Mapping[RolloutKey, float]
-    """By rollout, including those of discarded groups and filtered rollouts that have one."""
+    """By rollout, including those of discarded groups and filtered rollouts that have one.
+
+    Of a rollout whose agents have advantages of their own, the mean over these agents.
+    """
+    of_agents: Mapping[RolloutKey, Mapping[str, float]]
+    """Advantages of the agents that are compared by themselves, by rollout and agent."""
     discarded: Mapping[str, NoCredit]
     """Reason for leaving out a group, by group id."""
     filtered: Mapping[RolloutKey, Filtered]
@@ -107,7 +112,7 @@ def assign_credit(
     groups: Sequence[Group],
     rules: CreditRules,
     *,
-    kl_penalties: Mapping[RolloutKey, float] | None = None,
+    kl_penalties: KlPenalties | None = None,
     built: Mapping[RolloutKey, Sequence[TrainingSample]] | None = None,
 ) -> Credit:
     """Return the samples of `groups`, and the outcome of each group.
@@ -126,11 +131,12 @@ def assign_credit(
     usable = {key: rollouts for key, rollouts in scored.items() if key not in too_few}
     everything = [rollout for rollouts in usable.values() for rollout in rollouts]
     shaping = Shaping(
-        overlong=overlong_penalties(everything, section, rules.sampling), kl=kl_penalties or {}
+        overlong=overlong_penalties(everything, section, rules.sampling),
+        kl=kl_penalties or KlPenalties(),
     )
     ranges = configured_ranges(config)
     shaped = partial(_shaped, ranges=ranges, shaping=shaping)
-    rewards = {key: shaped(rollouts) for key, rollouts in usable.items()}
+    rewards = {key: shaped(rollouts, None) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
     by_rollout = {
         (key, rollout.index): advantage
@@ -159,9 +165,14 @@ def assign_credit(
     }
     trained = [r for r in everything if (r.group_id, r.index) not in left_out]
     samples = _samples(trained, branches, rules, built or {})
+    of_agents = {(r.group_id, r.index): told for r in everything if (told := branches.told(r))}
+    told = {key: [one] for key, one in by_rollout.items()} | {
+        key: list(agents.values()) for key, agents in of_agents.items()
+    }
     return Credit(
         samples=samples,
-        advantages=by_rollout,
+        advantages={key: float(np.mean(values)) for key, values in told.items()},
+        of_agents=of_agents,
         discarded=discarded | emptied,
         filtered=filtered,
         metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
@@ -173,7 +184,7 @@ def assign_credit(
         }
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
-        | _spread("advantage", [by_rollout[r.group_id, r.index] for r in trained])
+        | _spread("advantage", [one for r in trained for one in told[r.group_id, r.index]])
         | _correlation(rewards, advantages)
         | _signal(groups, samples, rules.algorithm.weighting),
     )
@@ -199,11 +210,14 @@ class _BranchCredit:
     def __init__(
         self,
         usable: Mapping[str, Sequence[Rollout]],
-        shaped: Callable[[Sequence[Rollout]], NDArray[np.float64]],
+        shaped: Callable[[Sequence[Rollout], str | None], NDArray[np.float64]],
         advantages: Mapping[RolloutKey, float],
         rules: CreditRules,
     ) -> None:
-        """`shaped` returns rewards, [G]; `advantages` computes from rewards of `usable` ones."""
+        """`shaped` returns the rewards of rollouts, or of one agent in them, [G].
+
+        `advantages` are computed from rewards of `usable` ones.
+        """
         self._rule = rules.config.algorithm.branch_credit
         self._advantages = advantages
         self._of_agents: dict[tuple[RolloutKey, str], float] = {}
@@ -223,7 +237,8 @@ class _BranchCredit:
             # no part of its baseline.
             played = {key: taking_part(group, agent) for key, group in compared.items()}
             rewards = {
-                key: shaped(group)
+                # A seat answers for its own length and distance, as it does for its own reward.
+                key: shaped(group, agent if key in self._matches else None)
                 for key, group in played.items()
                 if len(group) >= max(1, rules.algorithm.min_group_size)
             }
@@ -233,14 +248,21 @@ class _BranchCredit:
                 if key in self._matches and advantages_G.any():
                     self.told_apart_by_seats.add(key)
 
+    def told(self, rollout: Rollout) -> dict[str, float]:
+        """Return the advantage of each agent of `rollout`; {} if they share that of the rollout."""
+        if self._rule != "per_agent" and rollout.group_id not in self._matches:
+            return {}
+        # An agent that took part in too few rollouts of the group has nothing to be compared with,
+        # and is not trained here.
+        key = (rollout.group_id, rollout.index)
+        return {agent: self._of_agents.get((key, agent), 0.0) for agent in agents_of([rollout])}
+
     def of(self, rollout: Rollout, samples: Sequence[TrainingSample]) -> list[float]:
         """Return [B] the advantage of each branch of `rollout`; `samples` are its branches."""
         key = (rollout.group_id, rollout.index)
-        if self._rule == "per_agent" or rollout.group_id in self._matches:
-            # All turns of a branch have the same system message. An agent that took part in too few
-            # rollouts of the group has nothing to be compared with, and is not trained here.
-            agents = [rollout.turns[sample.turns[0].turn].agent for sample in samples]
-            return [self._of_agents.get((key, agent), 0.0) for agent in agents]
+        if told := self.told(rollout):
+            # All turns of a branch have the same system message.
+            return [told[rollout.turns[sample.turns[0].turn].agent] for sample in samples]
         if self._rule == "shared":
             trained = [int(np.count_nonzero(sample.mask)) for sample in samples]
             share = sum(trained) / len(samples)
@@ -281,12 +303,19 @@ def _filtered(rollouts: Sequence[Rollout], rules: CreditRules) -> dict[RolloutKe
 
 
 def _shaped(
-    rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange], shaping: Shaping
+    rollouts: Sequence[Rollout],
+    agent: str | None,
+    *,
+    ranges: Mapping[str, RewardRange],
+    shaping: Shaping,
 ) -> NDArray[np.float64]:
-    """Return the shaped rewards of a group, scaled to 0 to 1 if the config gives the range."""
+    """Return the shaped rewards of a group, scaled to 0 to 1 if the config gives the range.
+
+    `agent`: the one whose rewards `rollouts` have, if they are not those of all agents together.
+    """
     # Shaping comes after scaling, so that a penalty means the same in all scaled environments. The
     # sum is not clipped again: rollouts at the lower end would lose their penalty.
-    return scaled_rewards(rollouts, ranges) + np.array([shaping.of(one) for one in rollouts])
+    return scaled_rewards(rollouts, ranges) + np.array([shaping.of(one, agent) for one in rollouts])
 
 
 def _advantages(

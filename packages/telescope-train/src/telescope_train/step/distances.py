@@ -7,7 +7,7 @@ scored before the optimizer step.
 """
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,11 @@ from telescope_core.base.types import Group, WeightVersion
 from telescope_train.algorithms.objective import Estimator, estimator_of, kl_estimate
 from telescope_train.algorithms.terms import MAX_LOG_RATIO
 from telescope_train.backends.protocol import Ranks
-from telescope_train.batches.batch import PackedBatch, Shards, TrainingSample
+from telescope_train.batches.batch import PackedBatch, TrainingSample
 from telescope_train.batches.packing import Packing, pack_with
 from telescope_train.batches.samples import samples_from_rollout
 from telescope_train.step.credit import CreditRules, scored_rollouts
-from telescope_train.step.shaping import RolloutKey
+from telescope_train.step.shaping import KlPenalties
 
 SHARE = 1 / 16
 """Share of the batch's tokens: a forward pass takes a third of the time of both passes."""
@@ -100,46 +100,57 @@ async def kl_penalties(
     groups: Sequence[Group],
     rules: CreditRules,
     packing: Packing,
-    reference_logprobs: Callable[[Shards], Awaitable[list[list[NDArray[np.float32]]]]],
-) -> dict[RolloutKey, float]:
-    """Return -kl_penalty_tau * k summed over each rollout's tokens; {} if the setting is off.
+    ranks: Ranks,
+) -> KlPenalties:
+    """Return -kl_penalty_tau * k summed over each rollout's tokens; none if the setting is off.
 
-    `kl_in_reward` compares the sampler's log-probs with the reference model's. A reward multiplies
-    the gradient of a log-prob, and the mean of k1 times that gradient is the gradient of
-    KL(policy, reference). With k2 or k3 it would be the gradient of something else.
+    `kl_in_reward` compares the log-probs of the policy before its step with the reference model's,
+    both computed by the ranks: those of the sampler differ by the engine's rounding, which would
+    tell equal rewards apart, and may be of older weights. A reward multiplies the gradient of a
+    log-prob, and the mean of k1 times that gradient is the gradient of KL(policy, reference). With
+    k2 or k3 it would be the gradient of something else.
     """
     section = rules.config.algorithm
     if not section.kl_in_reward:
-        return {}
+        return KlPenalties()
+    rollouts = {
+        (group.id, rollout.index): rollout for group in groups for rollout in scored_rollouts(group)
+    }
     samples = [sample for group in groups for sample in _samples_of(group, rules)]
     if not samples:
-        return {}
+        return KlPenalties()
     # Nothing is trained on this packing, so its advantages are free to carry each sample's number,
     # which float32 holds exactly up to 2^24.
     numbered = [replace(sample, advantage=float(number)) for number, sample in enumerate(samples)]
     shards = pack_with(numbered, np.ones(len(samples)), packing)
-    penalties: defaultdict[RolloutKey, float] = defaultdict(float)
-    for shard, answer in zip(shards, await reference_logprobs(shards), strict=True):
-        for batch, reference_T in zip(shard, answer, strict=True):
-            sums_S = kl_per_sequence(batch, reference_T, estimator_of(section))
+    penalties = {key: defaultdict[str, float](float) for key in rollouts}
+    k3, num_tokens = 0.0, 0
+    # One after the other, because the ranks compute one thing at a time.
+    policy, reference = await ranks.logprobs(shards), await ranks.reference_logprobs(shards)
+    for shard, *answers in zip(shards, policy, reference, strict=True):
+        for batch, policy_T, reference_T in zip(shard, *answers, strict=True):
+            gaps_M = policy_T[batch.mask_T].astype(np.float64) - reference_T[batch.mask_T]
+            sums_S = kl_per_sequence(batch, gaps_M, estimator_of(section))
+            k3 += float(kl_per_sequence(batch, gaps_M, "k3").sum())
+            num_tokens += len(gaps_M)
             first_S = np.flatnonzero((batch.positions_T == 0) & (batch.sequence_ids_T >= 0))
             for number, total in zip(batch.advantages_T[first_S], sums_S, strict=True):
-                key = samples[int(number)].rollout_key
-                penalties[key] -= section.kl_penalty_tau * float(total)
-    return dict(penalties)
+                sample = samples[int(number)]
+                agent = rollouts[sample.rollout_key].turns[sample.turns[0].turn].agent
+                penalties[sample.rollout_key][agent] -= section.kl_penalty_tau * float(total)
+    return KlPenalties(of_agents=penalties, k3=k3, num_tokens=num_tokens)
 
 
 def kl_per_sequence(
-    batch: PackedBatch, reference_T: NDArray[np.float32], estimator: Estimator
+    batch: PackedBatch, gaps_M: NDArray[np.float64], estimator: Estimator
 ) -> NDArray[np.float64]:
     """Return [sequences] the estimate summed over the trained tokens of each, nats.
 
-    `reference_T` is [T], nats, aligned with `batch`.
+    `gaps_M` are the log-probs of the policy minus those of the reference, nats, one for each
+    trained token of `batch`.
     """
     import torch
 
-    mask_T = batch.mask_T
-    difference_M = batch.behavior_logprobs_T[mask_T].astype(np.float64) - reference_T[mask_T]
-    estimate_M = kl_estimate(torch.from_numpy(difference_M), estimator).numpy()
+    estimate_M = kl_estimate(torch.from_numpy(gaps_M), estimator).numpy()
     num_sequences = int(batch.sequence_ids_T.max(initial=-1)) + 1
-    return np.bincount(batch.sequence_ids_T[mask_T], estimate_M, minlength=num_sequences)
+    return np.bincount(batch.sequence_ids_T[batch.mask_T], estimate_M, minlength=num_sequences)

@@ -70,6 +70,9 @@ def record_unfinished(folder: StepRecords, left: Mapping[int, Sequence[Rollout]]
 
 def _marked(rollout: Rollout, credit: Credit) -> Rollout:
     key = rollout.group_id, rollout.index
+    if told := credit.of_agents.get(key):
+        seats = {f"advantage/{agent}": value for agent, value in sorted(told.items()) if agent}
+        rollout = replace(rollout, metrics={**rollout.metrics, **seats})
     reason = credit.filtered.get(key) or credit.discarded.get(rollout.group_id)
     if reason is None or rollout.status is not RolloutStatus.KEPT:
         return rollout

@@ -4,6 +4,7 @@ Both are added after rewards were scaled, so `overlong_penalty_factor` and
 `kl_penalty_tau` are in units of the reward that advantages are taken from.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,29 +17,58 @@ RolloutKey = tuple[str, int]
 """Group id and index in the group."""
 
 
+OfAgents = Mapping[RolloutKey, Mapping[str, float]]
+"""A penalty for each agent of each rollout, in units of the scaled reward; "" without agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlPenalties:
+    """KL penalties of rollouts, and the distance of policy and reference in them."""
+
+    of_agents: OfAgents = field(default_factory=dict[RolloutKey, Mapping[str, float]])
+    """Each the sum over the tokens of an agent."""
+    k3: float = 0.0
+    """Sum of the estimate k3 over all tokens, nats."""
+    num_tokens: int = 0
+
+    def __or__(self, other: "KlPenalties") -> "KlPenalties":
+        """Return the penalties of the rollouts of both."""
+        return KlPenalties(
+            of_agents={**self.of_agents, **other.of_agents},
+            k3=self.k3 + other.k3,
+            num_tokens=self.num_tokens + other.num_tokens,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
     """Penalties on the reward of each rollout; 0 for a rollout that is not a key."""
 
-    overlong: Mapping[RolloutKey, float] = field(default_factory=dict[RolloutKey, float])
-    """Length penalty, at most 0, in units of the scaled reward."""
-    kl: Mapping[RolloutKey, float] = field(default_factory=dict[RolloutKey, float])
-    """KL penalty, in units of the scaled reward."""
+    overlong: OfAgents = field(default_factory=dict[RolloutKey, Mapping[str, float]])
+    """Length penalties, at most 0."""
+    kl: KlPenalties = field(default_factory=KlPenalties)
 
-    def of(self, rollout: Rollout) -> float:
-        """Return the sum for one rollout."""
+    def of(self, rollout: Rollout, agent: str | None = None) -> float:
+        """Return the sum for one rollout, or for one agent of it that has a reward of its own."""
         key = rollout.group_id, rollout.index
-        return self.overlong.get(key, 0.0) + self.kl.get(key, 0.0)
+        overlong, kl = self.overlong.get(key, {}), self.kl.of_agents.get(key, {})
+        if agent is not None:
+            return overlong.get(agent, 0.0) + kl.get(agent, 0.0)
+        return min(overlong.values(), default=0.0) + math.fsum(kl.values())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means over the rollouts for which each part was computed."""
-        parts = {"overlong": self.overlong, "kl": self.kl}
-        return {
-            f"reward_shaping/{name}": float(np.mean(list(values.values())))
-            for name, values in parts.items()
-            if values
+        """Means over the rollouts for which each part was computed, and over tokens."""
+        parts = {
+            "overlong": [min(one.values(), default=0.0) for one in self.overlong.values()],
+            "kl": [math.fsum(one.values()) for one in self.kl.of_agents.values()],
         }
+        row = {
+            f"reward_shaping/{k}": float(np.mean(values)) for k, values in parts.items() if values
+        }
+        if self.kl.num_tokens:
+            row["kl/reference"] = self.kl.k3 / self.kl.num_tokens
+        return row
 
 
 def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, factor: float) -> float:
@@ -53,16 +83,23 @@ def overlong_penalty(num_tokens: int, *, max_tokens: int, buffer: int, factor: f
 
 def overlong_penalties(
     rollouts: Sequence[Rollout], section: AlgorithmSection, sampling: Mapping[str, Sampling]
-) -> dict[RolloutKey, float]:
-    """Return each rollout's penalty, by its longest turn: `max_tokens` limits each turn."""
+) -> OfAgents:
+    """Return each agent's penalty, by its longest turn: `max_tokens` limits each turn."""
     if not section.overlong_penalty_factor:
         return {}
-    return {
-        (rollout.group_id, rollout.index): overlong_penalty(
-            max((turn.completion.num_completion_tokens for turn in rollout.turns), default=0),
-            max_tokens=sampling[rollout.environment].max_tokens,
-            buffer=section.overlong_buffer_tokens,
-            factor=section.overlong_penalty_factor,
-        )
-        for rollout in rollouts
-    }
+    penalties: dict[RolloutKey, dict[str, float]] = {}
+    for rollout in rollouts:
+        lengths: dict[str, int] = {}
+        for turn in rollout.turns:
+            num_tokens = turn.completion.num_completion_tokens
+            lengths[turn.agent] = max(lengths.get(turn.agent, 0), num_tokens)
+        penalties[rollout.group_id, rollout.index] = {
+            agent: overlong_penalty(
+                num_tokens,
+                max_tokens=sampling[rollout.environment].max_tokens,
+                buffer=section.overlong_buffer_tokens,
+                factor=section.overlong_penalty_factor,
+            )
+            for agent, num_tokens in lengths.items()
+        }
+    return penalties

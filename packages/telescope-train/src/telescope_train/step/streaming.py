@@ -27,7 +27,7 @@ from telescope_train.batches.weighting import denominator, numerators
 from telescope_train.step.credit import Credit, CreditRules, assign_credit
 from telescope_train.step.distances import kl_penalties
 from telescope_train.step.metrics import StepClock
-from telescope_train.step.shaping import RolloutKey
+from telescope_train.step.shaping import KlPenalties, RolloutKey
 
 FULL = 0.85
 """Share of `seq_len` from which on a packed batch is computed before all groups have ended."""
@@ -54,7 +54,7 @@ class GradientStream:
         self._weighting = rules.algorithm.weighting
         self._waiting: list[tuple[TrainingSample, float]] = []
         self._built: dict[RolloutKey, list[TrainingSample]] = {}
-        self._kl: dict[RolloutKey, float] = {}
+        self._kl = KlPenalties()
         self._shards: list[list[PackedBatch]] = [[] for _ in range(packing.num_ranks)]
         self._num_trained = 0
         self._num_early = 0
@@ -62,8 +62,8 @@ class GradientStream:
         """Factor for the weights of tokens at the end; known after `apply`."""
 
     @property
-    def kl_penalties(self) -> Mapping[RolloutKey, float]:
-        """KL penalty of every rollout so far."""
+    def kl_penalties(self) -> KlPenalties:
+        """KL penalties of every rollout so far."""
         return self._kl
 
     @property
@@ -76,9 +76,9 @@ class GradientStream:
         rules = self._rules
         # Tokens that ranks got before the last groups came did not have to wait for them.
         self._num_early = self._num_trained
-        kl = await kl_penalties(groups, rules, self._packing, self._trainer.reference_logprobs)
+        kl = await kl_penalties(groups, rules, self._packing, self._trainer)
         self._kl |= kl
-        if kl:
+        if kl.num_tokens:
             self._clock.lap("train")
         # In a thread, because rollouts go on in this event loop.
         credit = await asyncio.to_thread(assign_credit, groups, rules, kl_penalties=kl)
