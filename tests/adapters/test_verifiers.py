@@ -129,6 +129,23 @@ async def test_tools_are_called_by_their_environment(python):
     assert [m.content for m in rollout.messages if m.role == "tool"] == ["1"]
 
 
+async def test_an_answer_that_a_content_filter_ended_is_scored(python):
+    said = Completion(
+        message=Message(role="assistant", content="1"), finish_reason="content_filter"
+    )
+    async with opened(SUMS) as client:
+        assert (await played(client, [said])).reward == 1.0
+
+
+async def test_every_conversation_of_a_rewritten_history_is_kept(python):
+    async with opened(SUMS, {"options": {"kind": "forgets"}}) as client:
+        rollout = await played(client, ["no", "1"])
+    shown = [[one.content for one in said] for said in rollout.conversations]
+    assert shown == [["0+1=", "no"], ["A number, please.", "1"]]
+    async with opened(SUMS, {"options": {"kind": "turns"}}) as client:
+        assert (await played(client, ["no", "1"])).conversations == ()
+
+
 async def test_a_reward_function_that_raises_is_a_failure(python):
     async with opened(SUMS, {"options": {"kind": "breaks"}}) as client:
         failed = await played(client, ["1"])

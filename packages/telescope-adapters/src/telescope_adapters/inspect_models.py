@@ -4,14 +4,13 @@ A task's settings for its model are sorted here: some go to the policy, some are
 set, and the rest is refused by name.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from telescope_adapters.frameworks import INSPECT, imported
-from telescope_adapters.settings import function_tool
+from telescope_adapters.settings import Requests, function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.chat.trouble import relay
@@ -192,15 +191,13 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
         def __init__(self, episode: Episode[Any] | None) -> None:
             super().__init__("policy")
             registry.set_registry_info(self, about)
-            self.episode = episode
+            self._requests = episode and Requests(episode)
             self.failed: Exception | None = None
-            # The messages of the episode are those of the request that is answered.
-            self._turns = asyncio.Lock()
 
         async def generate(
             self, input: Any, tools: Sequence[Any], tool_choice: Any, config: Any
         ) -> Any:
-            assert self.episode is not None, "only a policy is asked"
+            assert self._requests is not None, "only a policy is asked"
             shown = [
                 function_tool(t.name, t.description, t.parameters.model_dump(exclude_none=True))
                 for t in tools
@@ -212,9 +209,8 @@ def _model_classes(model: Any, models: InspectModels) -> tuple[Any, Any]:
                         f"{tool_choice!r}), which cannot be asked of a policy that is trained; "
                         "choose a solver that leaves the choice to the model"
                     )
-                async with self._turns:
-                    self.episode.messages[:] = [as_message(one) for one in input]
-                    said = await self.episode.generate(tools=shown, stop=config.stop_seqs or ())
+                asked = [as_message(one) for one in input]
+                said = await self._requests.answer(asked, tools=shown, stop=config.stop_seqs or ())
             except Exception as error:
                 self.failed = self.failed or error
                 raise

@@ -22,6 +22,7 @@ from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, 
 from telescope_adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
+    Requests,
     as_metrics,
     as_number,
     function_tool,
@@ -132,7 +133,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
         raised: list[tuple[str, Exception]] = []
         reset = _RAISED.set(raised)
         try:
-            state = await _played_and_scored(env, row, self._client(episode), arguments)
+            state = await _played_and_scored(env, row, self._client(Requests(episode)), arguments)
         finally:
             _RAISED.reset(reset)
         if state.get("error") is not None:
@@ -472,7 +473,7 @@ def _noticed(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
     return noticed
 
 
-def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[Any]], Any]:
+def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Requests], Any]:
     """Return a verifiers client class that calls the policy of an episode."""
     clients: Any = imported(VERIFIERS, "verifiers.clients")
     types: Any = imported(VERIFIERS, "verifiers.types")
@@ -481,12 +482,12 @@ def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
         ) -> Any:
-            episode: Episode[Any] = self._client
-            episode.messages[:] = as_messages(prompt)
+            requests: Requests = self._client
+            episode = requests.episode
             shown = [function_tool(t.name, t.description, t.parameters) for t in tools or ()]
             stop = settings.stop_of(sampling_args, max_tokens=episode.sampling.max_tokens)
             try:
-                said = await episode.generate(tools=shown, stop=stop)
+                said = await requests.answer(as_messages(prompt), tools=shown, stop=stop)
             except (ContextLengthError, EndpointError) as error:
                 if not episode.turns or not is_too_long(error):
                     raise
@@ -500,7 +501,10 @@ def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[
                 content=said.message.content,
                 tool_calls=calls or None,
                 reasoning_content=said.message.reasoning or None,
-                finish_reason=said.finish_reason,
+                # Theirs knows the other reasons alone, and its own client says None as well.
+                finish_reason=None
+                if said.finish_reason == "content_filter"
+                else said.finish_reason,
                 is_truncated=said.finish_reason == "length",
             )
             spent = (said.num_prompt_tokens, said.num_completion_tokens)
@@ -527,17 +531,18 @@ def _client_class(verifiers: Any, settings: ModelSettings) -> Callable[[Episode[
     return cast(Any, PolicyClient)
 
 
-def _openai_client(settings: ModelSettings, episode: Episode[Any]) -> Any:
+def _openai_client(settings: ModelSettings, requests: Requests) -> Any:
     """Return the part of OpenAI's client that environments before 0.1.11 use."""
     openai: Any = imported(VERIFIERS, "openai")
     httpx: Any = imported(VERIFIERS, "httpx")
     types: Any = imported(VERIFIERS, "openai.types.chat")
+    episode = requests.episode
 
     async def create(*, model: str, messages: Any, tools: Any = (), **given: Any) -> Any:
-        episode.messages[:] = as_messages(messages)
         stop = settings.stop_of(given, max_tokens=episode.sampling.max_tokens)
+        shown = [dict(tool) for tool in tools or ()]
         try:
-            said = await episode.generate(tools=[dict(tool) for tool in tools or ()], stop=stop)
+            said = await requests.answer(as_messages(messages), tools=shown, stop=stop)
         except (ContextLengthError, EndpointError) as error:
             if not episode.turns or not is_too_long(error):
                 raise

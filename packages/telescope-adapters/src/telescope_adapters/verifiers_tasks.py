@@ -16,7 +16,13 @@ from aiohttp import web
 from pydantic import Field
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, as_number
+from telescope_adapters.settings import (
+    AdaptedConfig,
+    AdaptedEnvironment,
+    Requests,
+    as_metrics,
+    as_number,
+)
 from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.base.types import Example, Split, StopReason
@@ -36,10 +42,9 @@ _CHAT_MODULE = "telescope_chat_harness"
 class Playing:
     """A rollout whose framework sends requests here."""
 
-    episode: Episode[Any]
+    requests: Requests
     failed: list[Exception] = field(default_factory=list[Exception])
     """Errors of the policy, which the framework sees as refusals."""
-    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class PolicyShim:
@@ -73,15 +78,12 @@ class PolicyShim:
         playing = self.playing.get(request.headers.get(self._header, ""))
         if playing is None:
             raise Refusal("no rollout of this name is being played", status=404)
-        episode = playing.episode
+        sampling = playing.requests.episode.sampling
         try:
             asked = await read_chat(
-                request, lambda body: read_request(body, episode.sampling, model=_MODEL)
+                request, lambda body: read_request(body, sampling, model=_MODEL)
             )
-            # The messages of the episode are those of the request that is answered.
-            async with playing.turns:
-                episode.messages[:] = asked.messages
-                said = await episode.generate(tools=asked.tools)
+            said = await playing.requests.answer(asked.messages, tools=asked.tools)
         except Refusal as refusal:
             playing.failed.append(refusal)
             raise
@@ -163,7 +165,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Let the harness play a task with the policy as model, and let the task score it."""
         await self._served()
-        playing = Playing(episode=episode)
+        playing = Playing(requests=Requests(episode))
         names: list[str] = []
 
         def admit(trace: Any) -> None:

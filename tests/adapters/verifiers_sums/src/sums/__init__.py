@@ -68,6 +68,13 @@ class Asks(vf.MultiTurnEnv):
         return [{"role": "user", "content": "A number, please."}]
 
 
+class Forgets(Asks):
+    """Shows the model its last question alone."""
+
+    async def get_prompt_messages(self, state):
+        return (await super().get_prompt_messages(state))[-1:]
+
+
 class StopsOnce(Asks):
     """Its first turn has a stop text of its own, and each later one that of the environment."""
 
@@ -98,8 +105,8 @@ def make(kind: str, common: dict):
         return vf.SingleTurnEnv(sampling_args=shaped, **common)
     if kind == "tools":
         return vf.ToolEnv(tools=[add], max_turns=3, **common)
-    if kind == "turns":
-        return Asks(max_turns=3, **common)
+    if kind in ("turns", "forgets"):
+        return (Asks if kind == "turns" else Forgets)(max_turns=3, **common)
     return vf.SingleTurnEnv(system_prompt="Answer.", **common)
 
 
