@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from telescope_core.base.interrupts import Interrupted
-from telescope_core.errors import ConfigError, NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.errors import (
+    ConfigError,
+    NoRoomError,
+    NotWrittenError,
+    ProcessDiedError,
+    TelescopeError,
+)
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.room import room_for
 from telescope_train.backends.protocol import GpuMemoryError
@@ -94,7 +100,7 @@ def test_without_a_checkpoint_the_words_do_not_promise_one(config: TrainConfig) 
     assert list(checkpoints_folder(config).iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [ProcessDiedError, NoRoomError])
+@pytest.mark.parametrize("kind", [ProcessDiedError, NoRoomError, NotWrittenError])
 @pytest.mark.parametrize(
     ("saved", "advice"), [(4, ("step 4", "--resume")), (None, ("--resume-if-saved",))]
 )
@@ -108,6 +114,39 @@ def test_an_end_that_is_nobodys_choice_says_where_the_run_stood_and_how_to_go_on
     assert "it broke" in folder.info().reason
     for part in ("it broke", "step 5", *advice):
         assert part in str(ended)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/data/run/.final.partial"),
+            NotWrittenError,
+            "cannot use /data/run/.final.partial: Read-only file system. The run ended at step 5; ",
+        ),
+        (OSError(errno.EIO, "Input/output error"), NotWrittenError, "cannot use a file: Input/"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/a/b"), NotWrittenError, "cannot "),
+        (OSError(errno.EDQUOT, "Quota exceeded", "/b"), NoRoomError, "cannot write /b: the quota "),
+        (OSError(errno.ENOSPC, "No space left"), NoRoomError, "cannot write a file: No space left"),
+    ],
+)
+def test_a_path_that_the_system_refuses_ends_the_run_like_a_full_disk(
+    config: TrainConfig, error: OSError, kind: type[TelescopeError], text: str
+) -> None:
+    folder = begun(config, saved=4)
+    ended = end_early(config, folder, error)
+    assert (type(ended), kind.exit_code) == (kind, 1)
+    assert str(ended).startswith(text)
+    assert "The run ended at step 5; step 4 is saved in " in str(ended)
+    assert folder.info().reason.startswith(f"stopped: {text[:10]}")
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EPERM, "not permitted"), FileNotFoundError(errno.ENOENT, "no")]
+)
+def test_what_may_be_a_defect_stays_as_it_is(config: TrainConfig, error: OSError) -> None:
+    folder = begun(config, saved=4)
+    assert end_early(config, folder, error) is error
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from tests.core.evals.test_comparison import an_eval
 
 from telescope_core.base.chains import sampled_tokens
-from telescope_core.errors import ConfigError, NoRoomError, TelescopeError
+from telescope_core.errors import ConfigError, NoRoomError, NotWrittenError, TelescopeError
 from telescope_core.evals import EvalFolder
 from telescope_core.records import Resume, RolloutRow, RunFolder
 from telescope_core.records.folders import remove_folder, sweep
@@ -567,7 +567,7 @@ def test_training_goes_on_while_a_copy_is_written(tiny, tmp_path):
         for name, value in worker.export_weights():
             assert torch.equal(value, before[name])
         (tmp_path / "file").write_text("")
-        with pytest.raises(TelescopeError, match="could not be written"):
+        with pytest.raises(NotWrittenError, match="could not be written"):
             write(worker, tmp_path / "file" / "state", with_training_state=True)
         write(worker, tmp_path / "weights", with_training_state=False)
         with pytest.raises(ConfigError, match="holds weights alone"):

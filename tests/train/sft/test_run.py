@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import shutil
@@ -10,7 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from telescope_core.errors import ConfigError, EnvironmentLoadError, NoRoomError, TelescopeError
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    NoRoomError,
+    NotWrittenError,
+    TelescopeError,
+)
 from telescope_core.records import RunFolder
 from telescope_core.reports.verdict import RunOutcome, run_verdict
 from telescope_train.backends import layout_of
@@ -417,6 +424,11 @@ def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path)
             NoRoomError("the disk is full"),
             NoRoomError,
             "the disk is full; no checkpoint was saved",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/data/warm"),
+            NotWrittenError,
+            "cannot use /data/warm: Read-only file system; no checkpoint was saved",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """When ranks count as dead: none of them moves on. One that waits for a slow one is not."""
 
 import asyncio
+import errno
 import math
 import os
 import sys
@@ -239,6 +240,12 @@ TOO_LARGE = torch.OutOfMemoryError(
             "capacity of 79.11 GiB of which 1.20 GiB is free$",
         ),
         (in_the_actor(torch.OutOfMemoryError("no room")), GpuMemoryError, "memory: no room$"),
+        (in_the_actor(NoRoomError("full")), NoRoomError, "^full$"),
+        (
+            in_the_actor(PermissionError(errno.EACCES, "Permission denied", "/closed")),
+            PermissionError,
+            r"^\[Errno 13\] Permission denied: '/closed'$",
+        ),
         (in_the_actor(ValueError("a defect")), RayTaskError, "a defect"),
     ],
 )

@@ -10,11 +10,17 @@ from contextlib import contextmanager, suppress
 from signal import SIGINT
 
 from telescope_core.base import interrupts
-from telescope_core.base.errors import NoRoomError, ProcessDiedError, TelescopeError
+from telescope_core.base.errors import (
+    NoRoomError,
+    NotWrittenError,
+    ProcessDiedError,
+    TelescopeError,
+)
 from telescope_core.base.interrupts import Interrupted
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
+from telescope_core.records.room import not_written
 from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.checkpoints.resume import LATEST, newest_to_go_on
@@ -51,6 +57,8 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     TelescopeError if the folder is gone.
     """
     error = _first(error)
+    if isinstance(error, OSError):
+        error = not_written(error) or error
     # A full disk may be the failure: it must not be hidden by another one.
     with suppress(OSError, NoRoomError):
         sweep(checkpoints_folder(config))
@@ -65,8 +73,9 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     _LOGGER.info("the run has failed: %s", reason, extra={SHOWN_AS: "error"})
     with suppress(OSError, NoRoomError):
         folder.fail(reason)
-    if isinstance(error, ProcessDiedError | NoRoomError):
-        kind = ProcessDiedError if isinstance(error, ProcessDiedError) else NoRoomError
+    if isinstance(error, ProcessDiedError | NotWrittenError):
+        kinds = (ProcessDiedError, NoRoomError, NotWrittenError)
+        kind = next(one for one in kinds if isinstance(error, one))
         return kind(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
         trainer, megatron, inference = config.trainer, config.megatron, config.inference

@@ -168,7 +168,11 @@ class RolloutCrashError(ProcessDiedError):
     """
 
 
-class NoRoomError(TelescopeError):
+class NotWrittenError(TelescopeError):
+    """A file could not be written, such as to a file system that became read-only."""
+
+
+class NoRoomError(NotWrittenError):
     """A file could not be written: no room for it, or as many files as allowed are open."""
 
     CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,4 +1,7 @@
-"""Turn a full disk, a quota or a limit on files into an error that says where to make room."""
+"""Turn a full disk, a quota or a limit on files into an error that says where to make room.
+
+Other refusals of a file system become an error that names the path.
+"""
 
 import errno
 import os
@@ -8,13 +11,20 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telescope_core.base.errors import NoRoomError
+from telescope_core.base.errors import NoRoomError, NotWrittenError
 from telescope_core.base.open_files import advice_for
 
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota of this user is used up",
 }
+_OF_DISK = (errno.EROFS, errno.EIO, errno.ESTALE)
+"""`errno` of a file system that fails, whatever the path is."""
+_OF_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""`errno` that tells of a path; without one it may be of something else, such as a process."""
 
 
 @contextmanager
@@ -61,6 +71,19 @@ def lack_of_room(
         f"{os.path.abspath(folder)}{needed}). Nothing there is half written. Make room, for "
         "example by removing files that nobody needs, such as checkpoints of earlier runs"
     )
+
+
+def not_written(error: OSError) -> NotWrittenError | None:
+    """Return the refusal of a file system to work that has begun; None if `error` is another."""
+    # A stream that is written to has a number in place of a path.
+    path = error.filename2 or error.filename
+    place = os.fsdecode(path) if isinstance(path, str | bytes) else ""
+    if error.errno in NoRoomError.CODES:
+        lack = lack_of_room(Path(place), error) if place else None
+        return lack or NoRoomError(f"cannot write a file: {error.strerror}")
+    if error.errno in _OF_DISK or (place and error.errno in _OF_PATH):
+        return NotWrittenError(f"cannot use {place or 'a file'}: {error.strerror}")
+    return None
 
 
 def too_large() -> str:

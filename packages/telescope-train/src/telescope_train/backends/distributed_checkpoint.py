@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.tensor import DTensor
 
-from telescope_core.base.errors import ConfigError, TelescopeError
+from telescope_core.base.errors import ConfigError, NotWrittenError
 from telescope_core.base.file_proofs import FileProof, wrong_contents
 from telescope_core.records.folders import partial_folder, put_in_place
 from telescope_core.records.room import lack_of_room
@@ -138,7 +138,7 @@ class Saving:
         return self._written.done()
 
     def wait(self) -> dict[str, FileProof]:
-        """Wait until every rank's part is on disk; raises TelescopeError if that fails.
+        """Wait until every rank's part is on disk; raises NotWrittenError if that fails.
 
         Returns the proof of each file that this rank wrote, by its name in the folder.
         """
@@ -150,7 +150,7 @@ class Saving:
                 # Its own text is the tracebacks of all ranks.
                 first, _ = next(iter(error.failures.values()))
             lack = lack_of_room(self._folder, first, needed_bytes=self._num_bytes)
-            raise lack or TelescopeError(
+            raise lack or NotWrittenError(
                 f"the checkpoint {self._folder} could not be written: "
                 f"{str(first).strip().partition(chr(10))[0]}; choose another checkpoint_dir, and "
                 "resume from the one before"

@@ -15,9 +15,10 @@ import torch
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
-from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
+from telescope_core.base.errors import ConfigError, NoRoomError, NotWrittenError, TelescopeError
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs
+from telescope_core.records.room import not_written
 from telescope_core.settings.config import save_resolved
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings, GpuMemoryError, Ranks
@@ -148,11 +149,14 @@ def _run_sft(
 
 @contextmanager
 def _advising_on_room(config: SftConfig) -> Iterator[None]:
-    """Say what to change, and how to go on, where GPU memory or room on a disk is missing."""
+    """Say how to go on where GPU memory is missing, or a file cannot be written."""
     try:
         yield
-    except NoRoomError as error:
-        raise NoRoomError(ended_text(config, f"{error}")) from error
+    except (OSError, NotWrittenError) as error:
+        refused = not_written(error) if isinstance(error, OSError) else error
+        if refused is None:
+            raise
+        raise type(refused)(ended_text(config, f"{refused}")) from error
     except (GpuMemoryError, torch.OutOfMemoryError) as error:
         is_told = isinstance(error, GpuMemoryError)
         told = error if is_told else GpuMemoryError.of("the trainer", error)

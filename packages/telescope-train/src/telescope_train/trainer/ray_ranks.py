@@ -165,6 +165,9 @@ def _faults_of_ray(process: str) -> Iterator[None]:
                 f"Ray has no room for a batch or an answer of {process}: {why}; free space in the "
                 "folder of Ray's session (/tmp, unless the cluster was started with another one)"
             ) from None
+        if isinstance(cause, OSError) and not isinstance(cause, RayError):
+            # Ray's error is of this class too, but without the number and the path.
+            raise cause from error
         if not isinstance(cause, RayError):
             raise
         raise RankDiedError(
