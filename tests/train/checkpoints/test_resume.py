@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import shutil
 import sys
@@ -272,6 +273,42 @@ def test_a_new_run_does_not_take_over_the_checkpoints_of_an_earlier_one(tiny, tm
     checkpoint_at(own, 6, started_at="2026-01-01T00:00:00+00:00")
     with pytest.raises(ConfigError, match="another run of the name 'run', which began at 2026-01"):
         resume_point(config_of(tmp_path, tiny, *shared, *LATEST[2:]), {})
+
+
+@pytest.mark.parametrize("begins", ["new", "again", "resumed"])
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_known_before(
+    tiny, tmp_path, monkeypatch, begins
+):
+    """Not at the first checkpoint, at which everything since the start would be lost."""
+    shared = tmp_path / "shared"
+    config = config_of(tmp_path, tiny, "--checkpoint_dir", str(shared / "deep"), *SAVED)
+    point = None
+    if begins != "new":
+        RunFolder.create(tmp_path / "run", config={}, name="run").fail("stopped")
+        checkpoint_at(tmp_path / "run" / "checkpoints", 5)
+        (checkpoint,) = complete_checkpoints(tmp_path / "run" / "checkpoints")
+        point = ResumePoint(
+            checkpoint=checkpoint, is_same_run=True, changed=(), is_at_last_step=False, notes=()
+        )
+    if begins == "again":
+        section = config.checkpoint.model_copy(update={"resume_if_saved": True})
+        config, point = config.model_copy(update={"checkpoint": section}), None
+    assert location_problems(config, point) == []
+    shared.write_text("")
+    (refused,) = location_problems(config, point)
+    assert f"{shared / 'deep' / 'run'} cannot be written: {shared} is a file" in refused
+    assert "checkpoint_dir" in refused
+    shared.unlink()
+    shared.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != shared)
+    (refused,) = location_problems(config, point)
+    assert f"{shared} is not writable" in refused
+
+
+@pytest.mark.parametrize("name", ["checkpoint_dir", "output_dir", "ray_address"])
+def test_an_empty_text_is_no_place(tiny, tmp_path, name):
+    with pytest.raises(ConfigError, match=name):
+        config_of(tmp_path, tiny, f"--{name}", "")
 
 
 @pytest.mark.parametrize("is_same_run", [True, False])

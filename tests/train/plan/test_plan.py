@@ -376,6 +376,12 @@ def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
     assert "is a file" in plan(flags, "--output_dir", str(tmp_path / "file")).problems[0]
 
 
+def test_the_place_of_checkpoints_is_told_in_full(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = dict(plan(flags, "--checkpoint_dir", "saved").outputs)["checkpoints"]
+    assert told.endswith(f", in {tmp_path / 'saved' / 'toy'}")
+
+
 def test_the_text_fits_80_columns(flags):
     long = [{"name": "plan_environment:Echo", "weight": 0.7}, {"name": "x" * 90, "weight": 0.3}]
     more = ["--environments", json.dumps(long), "--inference_num_workers", "3"]

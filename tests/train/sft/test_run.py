@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import os
 import shutil
 import sys
 from itertools import product
@@ -25,6 +26,7 @@ from telescope_train.backends.protocol import GpuMemoryError
 from telescope_train.checkpoints.export import export_checkpoint
 from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models import device
+from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model
 from telescope_train.sft import run as sft_run
 from telescope_train.sft.checkpoints import resume_notes, sft_resume_point
@@ -408,6 +410,14 @@ def test_a_resume_proves_its_checkpoint_and_what_it_reads(config_file, tmp_path)
     again = load_sft_config([config_file], ["--output", str(tmp_path / "b")])
     with pytest.raises(ConfigError, match="of an earlier training"):
         sft_resume_point(again)
+
+
+def test_an_output_that_cannot_be_put_in_place_is_refused_at_the_start(tmp_path, monkeypatch):
+    """Its log folder may be there from before, so that nothing else would fail until the end."""
+    require_replaceable(tmp_path / "new" / "warm")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigError, match=f"cannot be written: {tmp_path} is not writable"):
+        require_replaceable(tmp_path / "warm")
 
 
 @pytest.mark.slow

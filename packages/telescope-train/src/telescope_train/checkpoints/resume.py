@@ -19,6 +19,7 @@ from telescope_core.base.code_files import file_changes, source_files
 from telescope_core.base.environment_record import EnvironmentRecord, all_changes
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.file_proofs import quick_digest
+from telescope_core.base.folders import why_not_writable
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.base.types import RolloutStatus
 from telescope_core.records import Resume, RunFolder, RunState
@@ -237,14 +238,28 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
     """Return why the run cannot be written to, or continued in, the folder of the config."""
     is_same_run = point is not None and point.is_same_run
     if not is_same_run and not _begins_again(config, point):
-        return run_folder_problems(config) or _foreign_checkpoints(config)
+        found = run_folder_problems(config) or _foreign_checkpoints(config)
+        return found or _write_problems(config)
     try:
         folder = RunFolder.open(run_folder(config))
     except TelescopeError as error:
         return [str(error)]
     if not _begins_again(config, point):
-        return []
-    return _why_not_again(config, folder, begun=0 if point is None else point.checkpoint.step)
+        return _write_problems(config)
+    begun = 0 if point is None else point.checkpoint.step
+    return _why_not_again(config, folder, begun=begun) or _write_problems(config)
+
+
+def _write_problems(config: TrainConfig) -> list[str]:
+    """Return why the run folder, or the one for checkpoints, takes no files."""
+    if why := why_not_writable(folder := run_folder(config)):
+        return [f"the run folder {folder} cannot be written: {why}"]
+    if why := why_not_writable(folder := checkpoints_folder(config)):
+        return [
+            f"the folder for checkpoints {folder} cannot be written: {why}; set "
+            "checkpoint.checkpoint_dir to another place"
+        ]
+    return []
 
 
 def _foreign_checkpoints(config: TrainConfig) -> list[str]:

@@ -1,8 +1,8 @@
 """The folder that a run is written to, and whether it can be created."""
 
-import os
 from pathlib import Path
 
+from telescope_core.base.folders import why_not_writable
 from telescope_train.config.schema import TrainConfig
 
 
@@ -21,11 +21,6 @@ def run_folder_problems(config: TrainConfig) -> list[str]:
         ]
     if folder.is_dir() and any(folder.iterdir()):
         return [f"the run folder {folder} is not empty; give another --name, or move the folder"]
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        return [f"the run folder {folder} cannot be created: {existing} is a file"]
-    if not os.access(existing, os.W_OK):
-        return [f"the run folder {folder} cannot be created: {existing} is not writable"]
+    if why := why_not_writable(folder):
+        return [f"the run folder {folder} cannot be created: {why}"]
     return []

@@ -41,7 +41,7 @@ class RunSection(Section):
 
     name: Annotated[str, AfterValidator(_plain_name)]
     """Name of the run and of its folder in `output_dir`: letters, digits, `.`, `_` and `-`."""
-    output_dir: str = "runs"
+    output_dir: Annotated[str, Field(min_length=1)] = "runs"
     """Folder that holds the run folders."""
     seed: Index = 0
     """Seed of the order of examples and of every random generator of the trainer."""
@@ -192,7 +192,7 @@ class CheckpointSection(Section):
 
     checkpoint_every: Index = 0
     """Steps between checkpoints; 0 = only at the end, so that a run that is killed cannot go on."""
-    checkpoint_dir: str | None = None
+    checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
     """Folder for checkpoints, with one folder per run; null = `checkpoints` in the run folder."""
     checkpoint_save_training_state: bool = True
     """Save everything that a run needs to continue; false = weights alone, to export."""
@@ -307,7 +307,7 @@ class ObservabilitySection(Section):
 class RaySection(Section):
     """The cluster on which the processes are placed."""
 
-    ray_address: str | None = None
+    ray_address: Annotated[str, Field(min_length=1)] | None = None
     """Address of a running Ray cluster; null = start one of the run's own on this machine, whatever
     other clusters are there."""
     ray_runtime_env: dict[str, JsonValue] = Field(default_factory=dict)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.file_proofs import SUMS, wrong_sums
+from telescope_core.base.folders import why_not_writable
 from telescope_core.records.files import read_json
 from telescope_core.records.run_folder import where_its_model_is
 
@@ -84,7 +85,12 @@ def _advice(path: Path) -> str:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise ConfigError if `folder` holds something that is neither a model nor a checkpoint."""
+    """Raise ConfigError if `folder` holds something that is neither a model nor a checkpoint.
+
+    Also if no folder can be put in its place.
+    """
+    if why := why_not_writable(folder.absolute().parent):
+        raise ConfigError(f"{str(folder)!r} cannot be written: {why}; name another folder")
     if not folder.exists():
         return
     is_ours = _is_model(folder) or (folder / ".metadata").is_file()

@@ -291,7 +291,7 @@ def _outputs(config: TrainConfig) -> tuple[tuple[str, str], ...]:
     every = config.checkpoint.checkpoint_every
     checkpoints = f"every {every} steps and at the end" if every else "at the end"
     where = config.checkpoint.checkpoint_dir
-    place = "" if where is None else f", in {checkpoints_folder(config)}"
+    place = "" if where is None else f", in {checkpoints_folder(config).absolute()}"
     evals = [("evals", "results of each evaluation")] if config.evals.evals else []
     return (
         ("config.json", "every setting, defaults included"),

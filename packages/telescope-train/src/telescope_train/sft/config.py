@@ -144,7 +144,7 @@ class SftConfig(Section):
     """Backend that divides the model over the ranks: `fsdp`, `megatron`, or an installed one."""
     megatron: MegatronSection = Field(default_factory=MegatronSection)
     """Settings of `train_backend = "megatron"`, as in `telescope train`."""
-    ray_address: str | None = None
+    ray_address: Annotated[str, Field(min_length=1)] | None = None
     """Address of a running Ray cluster for several ranks; null = one of the command's own."""
     fsdp_context_parallel_size: Count = 1
     """Ranks that share each packed sequence; each takes a slice of its tokens."""
