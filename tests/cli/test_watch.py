@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from telescope_cli.main import main
-from telescope_core.records import RunFolder
+from telescope_core.records import RunFolder, RunState
 from telescope_core.records.files import write_json
 from telescope_core.records.restarts import Restart
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
@@ -138,6 +139,30 @@ def test_a_program_gets_everything_as_objects(folder: RunFolder, meanwhile, caps
         {"kind": "step", **row(2)},
         {"kind": "end", "state": "finished", "reason": ""},
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGTERM, "telescope: interrupted by SIGTERM\n"),
+        (signal.SIGHUP, "telescope: interrupted by SIGHUP\n"),
+        (signal.SIGINT, ""),
+    ],
+)
+def test_a_signal_ends_the_view_and_says_nothing_that_sounds_like_the_run(
+    folder: RunFolder, meanwhile, capsys, number: signal.Signals, words: str
+):
+    # As a shell leaves it, whatever this process was started with.
+    before = signal.signal(number, signal.SIG_DFL)
+    meanwhile += [lambda: signal.raise_signal(number)]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["watch", "demo", "--json"])
+    finally:
+        signal.signal(number, before)
+    assert ended.value.code == 128 + number
+    assert capsys.readouterr().err == words
+    assert folder.info().state is RunState.RUNNING
 
 
 @pytest.mark.slow

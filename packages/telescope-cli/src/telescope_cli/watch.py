@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.interrupts import NUMBERS, Interrupted
 from telescope_core.base.terminal import escaped, report_width
 from telescope_core.records import RunFolder, RunInfo, RunState
 from telescope_core.records.eval_points import EvalPoint
@@ -70,13 +72,21 @@ def watch_command(run: RunArgument, as_json: JsonOption = False) -> None:
       telescope watch runs/quickstart --json
     """
     folder = RunFolder.open(find_run(run, if_unknown=_IF_JUST_STARTED))
-    # Nothing is stopped but the view, and nothing has to be said of that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Nothing is stopped but the view: the words of a command that stops would be read as the run's.
+    for number in NUMBERS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_view)
     try:
         state = _as_json(folder) if as_json else _on_screen(folder)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    except Interrupted as error:
+        if error.number is not signal.SIGINT:
+            raise
+        raise typer.Exit(error.exit_code) from None
     raise typer.Exit(0 if state is RunState.FINISHED else 1)
+
+
+def _end_view(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)
 
 
 def find_run(name: str, *, if_unknown: str = "") -> Path:
