@@ -9,6 +9,7 @@ from rich.console import Console
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.rows import row_of
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.types import Group, Rollout, RolloutStatus, StopReason
 from telescope_train.observability.terminal import print_summary
 from telescope_train.rollouts.failures import Boundary, boundary_of
@@ -128,6 +129,42 @@ def test_the_summary_of_a_run_counts_what_was_lost(folder):
     print_summary({"name": "toy", "losses": lost}, console=console)
     for text in ("3 of 4 rollouts failed", "most often: ContextLengthError", "3 of 8 groups"):
         assert text in shown.getvalue()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_summary_names_lost_servers_and_counts_in_words(folder, count):
+    for life in range(1, count + 1):
+        for state in (ServerState.STARTING, ServerState.SERVING, ServerState.LOST):
+            folder.log_server(
+                ServerEvent(
+                    time_s=1.0,
+                    server="http://a",
+                    role=ServerRole.ROLLOUT,
+                    life=life,
+                    state=state,
+                    version=1,
+                )
+            )
+    rows = [row(1, workers__toy__restarts=count, requests__sent_again=count)]
+    lost = losses_of(folder, rows) | {"groups_left_out": count, "evals_without_result": count}
+    assert lost["servers_lost"] == count
+    shown = io.StringIO()
+    print_summary({"name": "toy", "losses": lost}, console=Console(file=shown, width=80))
+    one = [
+        "1 of 4 groups was not trained on",
+        "1 environment worker was replaced",
+        "1 inference server was lost; see servers.jsonl",
+        "1 request was sent again",
+        "1 eval has no result; see eval_points.jsonl",
+    ]
+    several = [
+        "2 of 4 groups were not trained on",
+        "2 environment workers were replaced",
+        "2 inference servers were lost; see servers.jsonl",
+        "2 requests were sent again",
+        "2 evals have no result; see eval_points.jsonl",
+    ]
+    assert shown.getvalue().splitlines()[2:] == (one if count == 1 else several)
 
 
 def test_a_run_that_lost_nothing_says_nothing_of_it(folder):

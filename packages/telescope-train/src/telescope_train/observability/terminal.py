@@ -355,24 +355,32 @@ def _losses(losses: Mapping[str, Any]) -> list[str]:
     """Return a line for each loss."""
     lines: list[str] = []
     if losses.get("attempts_failed"):
+        attempts = "attempt" if losses["attempts_failed"] == 1 else "attempts"
         causes = ", ".join(f"{name} {count}" for name, count in losses["causes"].items())
         lines.append(
             f"{losses['rollouts_failed']:,} of {losses['rollouts']:,} rollouts failed, after "
-            f"{losses['attempts_failed']:,} failed attempts ({causes}); {losses['remedy']}"
+            f"{losses['attempts_failed']:,} failed {attempts} ({causes}); {losses['remedy']}"
         )
         if losses["most_frequent_error"]:
             lines.append(f"most often: {losses['most_frequent_error']}")
     if losses.get("groups_left_out"):
         lines.append(
-            f"{losses['groups_left_out']:,} of {losses['groups']:,} groups were not trained on"
+            f"{losses['groups_left_out']:,} of {losses['groups']:,} groups "
+            f"{'was' if losses['groups_left_out'] == 1 else 'were'} not trained on"
         )
-    for key, text in (
-        ("workers_replaced", "environment workers were replaced"),
-        ("requests_sent_again", "requests were sent again"),
-        ("evals_without_result", "evals have no result; see eval_points.jsonl"),
+    for key, one, several, more in (
+        ("workers_replaced", "environment worker was", "environment workers were", "replaced"),
+        (
+            "servers_lost",
+            "inference server was",
+            "inference servers were",
+            "lost; see servers.jsonl",
+        ),
+        ("requests_sent_again", "request was", "requests were", "sent again"),
+        ("evals_without_result", "eval has", "evals have", "no result; see eval_points.jsonl"),
     ):
-        if losses.get(key):
-            lines.append(f"{losses[key]:,} {text}")
+        if count := losses.get(key):
+            lines.append(f"{count:,} {one if count == 1 else several} {more}")
     return lines
 
 

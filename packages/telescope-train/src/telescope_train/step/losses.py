@@ -12,6 +12,7 @@ from telescope_core.base.terminal import foreign
 from telescope_core.base.types import Rollout, RolloutStatus
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPointState
+from telescope_core.records.servers import ServerState
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.step.credit import NoCredit
@@ -125,6 +126,7 @@ def losses_of(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str,
         "groups": total("groups/total"),
         "groups_left_out": total("groups/discarded"),
         "workers_replaced": _increments(rows, prefix="workers/", suffix="/restarts"),
+        "servers_lost": sum(one.state is ServerState.LOST for one in folder.server_events()),
         "requests_sent_again": total("requests/sent_again"),
         "evals_without_result": sum(point.state in missing for point in points),
     }
