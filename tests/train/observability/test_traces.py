@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 import socket
 import threading
 from functools import partial
@@ -12,7 +13,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from tests.collector import collector, spans_of
 
 from telescope_core.errors import ConfigError
@@ -243,6 +244,53 @@ def test_an_exporter_that_has_sent_everything_is_shut_down_once(monkeypatch):
     assert len(shut) == 1
 
 
+def test_a_loss_is_told_in_one_sentence_and_the_lines_of_the_library_are_kept_off(
+    monkeypatch, caplog
+):
+    """A collector that is slow, and one that refuses: the library has lines for each."""
+    sending = otlp_export.OTLPSpanExporter.__module__
+
+    def slow(exporter, spans) -> SpanExportResult:
+        log = logging.getLogger(sending)
+        log.warning("Transient error %s, retrying in %.2fs.", "HTTPConnectionPool()", 1.0)
+        log.error("Failed to export %s batch due to timeout.", "spans")
+        return SpanExportResult.FAILURE
+
+    told: list[str] = []
+    monkeypatch.setattr(otlp_export.OTLPSpanExporter, "export", slow)
+    export = TraceExport("http://a/v1/traces", Traces.new(), run="r", model="m", warn=told.append)
+    for number in range(3):
+        export.attempt(event(Stage.DRAWN, float(number)))
+        export.attempt(event(Stage.DONE, number + 1.0))
+        logging.getLogger("opentelemetry.sdk._shared_internal").warning(
+            "Queue full, dropping %s.", f"Span {number}"
+        )
+    export.close()
+    (text,) = told
+    assert text.startswith("the collector at http://a/v1/traces does not take all spans: ")
+    assert "Queue full, dropping Span 0. The run goes on" in text
+    assert [record.getMessage() for record in caplog.records] == [
+        "3 spans of the run were not sent to http://a/v1/traces, 0 were"
+    ]
+    logging.getLogger(sending).warning("of another exporter")
+    assert caplog.records[-1].getMessage() == "of another exporter"
+
+
+def test_a_batch_that_fails_is_told_with_the_reason(monkeypatch, caplog):
+    def refused(exporter, spans) -> SpanExportResult:
+        logging.getLogger(otlp_export.OTLPSpanExporter.__module__).error("code: 404")
+        return SpanExportResult.FAILURE
+
+    told: list[str] = []
+    monkeypatch.setattr(otlp_export.OTLPSpanExporter, "export", refused)
+    export = TraceExport("http://a/v1/traces", Traces.new(), run="r", model="m", warn=told.append)
+    export.attempt(event(Stage.DRAWN, 1.0))
+    export.attempt(event(Stage.DONE, 2.0))
+    export.close()
+    (text,) = told
+    assert "does not take all spans: code: 404. The run goes on" in text
+
+
 @pytest.mark.slow
 def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
     with collector() as (endpoint, _):
@@ -255,7 +303,7 @@ def test_a_collector_that_does_not_answer_stops_nothing_and_is_said_once():
         export.forwarding.put(b"anything")
     export.close()
     (text,) = told
-    assert f"collector at {endpoint} does not take all spans of inference servers" in text
+    assert f"collector at {endpoint} does not take all spans: " in text
     assert "ConnectError" in text
     assert (export.forwarding.num_sent, export.forwarding.num_lost) == (0, 3)
 

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from telescope_core.base.addresses import is_loopback
@@ -37,6 +37,9 @@ MOST_WAITING = 256
 SEND_S = 10.0
 """Seconds in which the collector must accept a request."""
 _CLOSE_S = 2.0
+_OF_SENDING = OTLPSpanExporter.__module__
+_OF_QUEUE = "opentelemetry.sdk._shared_internal"
+"""Loggers of the library: of the requests, and of the spans that wait for them."""
 _PROTOBUF = {"content-type": "application/x-protobuf"}
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,9 +60,15 @@ class TraceExport:
         """`endpoint`: the whole address, such as `http://localhost:4318/v1/traces`.
 
         `parts_of_eval`: returns the environment and the tag of the folder of an eval. `warn` tells
-        a person that spans of servers are lost; any thread may call it.
+        a person once that spans are lost; any thread may call it.
         """
-        self.forwarding = Forwarding(endpoint, warn=warn)
+        first = iter([warn])
+
+        def warn_once(text: str) -> None:
+            for tell in first:
+                tell(text)
+
+        self.forwarding = Forwarding(endpoint, warn=warn_once)
         """Forwards the traces of servers."""
         self._traces = traces
         self._model = model
@@ -67,12 +76,10 @@ class TraceExport:
         self._clock = Clock()
         self._resource = Resource.create({"service.name": names.SERVICE, names.RUN: run})
         self._begun: dict[tuple[str, int, int], float] = {}
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
+        self._endpoint = endpoint
+        self._num_ended = 0
+        self._exporter = _Exporter(endpoint, warn=warn_once)
         self._processor = BatchSpanProcessor(self._exporter)
-        # It is said once that the collector does not answer, and not with every batch.
-        first = iter([True])
-        exporter_log = logging.getLogger(type(self._exporter).__module__)
-        exporter_log.addFilter(lambda record: next(first, False))
 
     def attempt(self, event: AttemptEvent) -> None:
         """Process a stage of an attempt; its span is sent when it ends."""
@@ -145,6 +152,14 @@ class TraceExport:
             # A collector that is away is otherwise tried again for a minute.
             self._exporter.shutdown()
             sending.join()
+        self._exporter.close()
+        if num_lost := self._num_ended - self._exporter.num_sent:
+            _LOGGER.warning(
+                "%d spans of the run were not sent to %s, %d were",
+                num_lost,
+                self._endpoint,
+                self._exporter.num_sent,
+            )
 
     def _send(self, *, attributes: dict[str, Any], error: str, **fields: Any) -> None:
         """Send a span with these `fields` of `ReadableSpan`."""
@@ -152,9 +167,64 @@ class TraceExport:
         if error:
             attributes[names.ERROR_TYPE] = error
             status = Status(StatusCode.ERROR, error)
+        self._num_ended += 1
         self._processor.on_end(
             ReadableSpan(resource=self._resource, attributes=attributes, status=status, **fields)
         )
+
+
+class _Exporter(OTLPSpanExporter):
+    """Sends the spans of the run, and tells a loss in one sentence in place of the library's."""
+
+    def __init__(self, endpoint: str, *, warn: Callable[[str], None]) -> None:
+        super().__init__(endpoint=endpoint, timeout=SEND_S)
+        self.num_sent = 0
+        """Number of spans that the collector accepted."""
+        self._warn = warn
+        self._is_closing = False
+        self._why = "it does not answer in time"
+        """The newest error of the library while the run goes on."""
+        self._loggers = [logging.getLogger(name) for name in (_OF_SENDING, _OF_QUEUE)]
+        for one in self._loggers:
+            one.addFilter(self._keep)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch; what is lost of it is told."""
+        result = super().export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.num_sent += len(spans)
+        else:
+            self._lose(self._why)
+        return result
+
+    def shutdown(self) -> None:
+        """Give up what is being sent."""
+        self._is_closing = True
+        super().shutdown()
+
+    def close(self) -> None:
+        """Leave the loggers of the library as they were."""
+        for one in self._loggers:
+            one.removeFilter(self._keep)
+
+    def _keep(self, record: logging.LogRecord) -> bool:
+        """Take a message of the library, which would repeat it for each batch or span."""
+        if record.name == _OF_QUEUE and record.levelno >= logging.WARNING:
+            self._lose(record.getMessage())
+        elif record.levelno >= logging.ERROR and not self._is_closing:
+            self._why = record.getMessage()
+        # A traceback means a defect.
+        return record.exc_info is not None
+
+    def _lose(self, why: str) -> None:
+        self._warn(_loss(self._endpoint, why.rstrip(".")))
+
+
+def _loss(endpoint: str, why: str) -> str:
+    return (
+        f"the collector at {endpoint} does not take all spans: {why}. The run goes on, and further "
+        "ones that are lost are only counted in its log"
+    )
 
 
 def _context(trace: bytes, span: bytes) -> SpanContext:
@@ -243,8 +313,4 @@ class Forwarding:
             self.num_lost += 1
             is_first = self.num_lost == 1
         if is_first:
-            self._warn(
-                f"the collector at {self._endpoint} does not take all spans of inference servers: "
-                f"{why}. The run goes on, and further ones that are lost are only counted in its "
-                "log"
-            )
+            self._warn(_loss(self._endpoint, why))
