@@ -74,8 +74,7 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     with suppress(OSError, NoRoomError):
         folder.fail(reason)
     if isinstance(error, ProcessDiedError | NotWrittenError):
-        kinds = (ProcessDiedError, NoRoomError, NotWrittenError)
-        kind = next(one for one in kinds if isinstance(error, one))
+        kind = ProcessDiedError if isinstance(error, ProcessDiedError) else type(error)
         return kind(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
         trainer, megatron, inference = config.trainer, config.megatron, config.inference
