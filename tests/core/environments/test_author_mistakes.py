@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from types import FunctionType
 
 import pytest
 from tests.core.one_rollout import One
@@ -43,6 +44,11 @@ def method(mark):
 def looks_up(self, key: str) -> str:
     """Look something up."""
     return key
+
+
+def copied(function):
+    """Return a function of its own with the same code, which a decorator may mark."""
+    return FunctionType(function.__code__, globals(), function.__name__)
 
 
 async def waits(self, *arguments):
@@ -101,6 +107,40 @@ def test_a_class_with_a_mistake_is_refused_where_it_is_defined(body, said, also)
         type("Broken", (ToolEnvironment,), {"__module__": __name__, **body})
     assert said in str(refused.value)
     assert also in str(refused.value)
+
+
+def yields(self, episode):
+    yield
+
+
+async def yields_async(self, episode):
+    yield
+
+
+@pytest.mark.parametrize("function", [yields, yields_async])
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [
+        (setup, "setup"),
+        (stop, "stop"),
+        (cleanup, "cleanup"),
+        (reward, "reward"),
+        (metric, "metric"),
+        (tool, "tool"),
+    ],
+)
+def test_a_marked_method_with_a_yield_would_never_run(mark, kind, function):
+    marked = mark(copied(function))
+    with pytest.raises(EnvironmentLoadError, match=rf"{kind} {function.__name__} .* a generator"):
+        type("Yielding", (ToolEnvironment,), {"marked": marked})
+
+
+def test_a_group_reward_with_a_yield_would_never_run():
+    def spread(self, rollouts):
+        yield 1.0
+
+    with pytest.raises(EnvironmentLoadError, match="group_reward spread .* return the value"):
+        type("Yielding", (ToolEnvironment,), {"spread": group_reward(spread)})
 
 
 class Marked(ToolEnvironment):

@@ -242,7 +242,10 @@ def _check_marks(cls: type) -> None:
             else:
                 found.pop(name, None)
     for one in found.values():
-        if _kind_of(one) == "tool" and not hasattr(cls, "function_tools"):
+        if _kind_of(one) != "tool":
+            continue
+        _require_no_generator(one, "tool")
+        if not hasattr(cls, "function_tools"):
             raise EnvironmentLoadError(
                 f"tool {location_of(one)}: {class_location(cls)} has no tools, so that nothing "
                 f"would call it; write: class {cls.__name__}(ToolEnvironment)"
@@ -364,8 +367,24 @@ def _accepts(function: Any, num_arguments: int) -> bool:
     return True
 
 
+def _require_no_generator(method: Any, kind: str) -> None:
+    """Refuse a marked method with `yield`: a call of it runs nothing of it, and nothing iterates."""
+    if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+        return
+    advice = "return the value instead"
+    if kind in ("setup", "cleanup"):
+        advice = "put what stands before the yield into @setup, and what follows it into @cleanup"
+    elif kind == "tool":
+        advice = "return a list instead"
+    raise EnvironmentLoadError(
+        f"{kind} {location_of(method)} is a generator, because it has a yield, so that it would "
+        f"never run; {advice}"
+    )
+
+
 def _check_score(cls: type, score: ScoreFunction) -> None:
     method: Any = getattr(cls, score.name)
+    _require_no_generator(method, score.kind)
     if score.parameters.problem:
         raise EnvironmentLoadError(f"{score.kind} {location_of(method)} {score.parameters.problem}")
     _check_numbers(score, f"{score.kind} {location_of(method)}")
@@ -391,6 +410,7 @@ def _check_numbers(score: ScoreFunction, where: str) -> None:
 
 
 def _check_hook(method: Any, hook: Hook) -> None:
+    _require_no_generator(method, hook.kind)
     names = list(inspect.signature(method).parameters)[1:]
     if len(names) != 1:
         raise EnvironmentLoadError(
