@@ -368,7 +368,7 @@ def _accepts(function: Any, num_arguments: int) -> bool:
 
 
 def _require_no_generator(method: Any, kind: str) -> None:
-    """Refuse a marked method with `yield`: a call of it runs nothing of it, and nothing iterates."""
+    """Refuse a marked method with a `yield`: calling it runs none of it, and nothing iterates."""
     if not (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
         return
     advice = "return the value instead"
@@ -377,8 +377,8 @@ def _require_no_generator(method: Any, kind: str) -> None:
     elif kind == "tool":
         advice = "return a list instead"
     raise EnvironmentLoadError(
-        f"{kind} {location_of(method)} is a generator, because it has a yield, so that it would "
-        f"never run; {advice}"
+        f"{kind} {location_of(method)} has a yield, which makes it a generator: a call of it runs "
+        f"none of its code; {advice}"
     )
 
 
