@@ -131,7 +131,7 @@ async def yields_async(self, episode):
 )
 def test_a_marked_method_with_a_yield_would_never_run(mark, kind, function):
     marked = mark(copied(function))
-    with pytest.raises(EnvironmentLoadError, match=rf"{kind} {function.__name__} .* a generator"):
+    with pytest.raises(EnvironmentLoadError, match=rf"{kind} {function.__name__} .* a yield"):
         type("Yielding", (ToolEnvironment,), {"marked": marked})
 
 
@@ -139,7 +139,7 @@ def test_a_group_reward_with_a_yield_would_never_run():
     def spread(self, rollouts):
         yield 1.0
 
-    with pytest.raises(EnvironmentLoadError, match="group_reward spread .* return the value"):
+    with pytest.raises(EnvironmentLoadError, match=r"group_reward spread .* return the value"):
         type("Yielding", (ToolEnvironment,), {"spread": group_reward(spread)})
 
 
@@ -197,6 +197,32 @@ def test_a_decorator_that_marks_no_method_says_where(mark, said):
         mark()
     assert said in str(refused.value) or "by name" in str(refused.value)
     assert f"{HERE}:" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        (lambda: reward(wieght=0.5), "@reward has no argument 'wieght'; did you mean 'weight'?"),
+        (lambda: group_reward(wait=2), "@group_reward has no argument 'wait'"),
+        (lambda: metric(lower_better=True), "did you mean 'lower_is_better'?"),
+        (lambda: metric(0, 1), "@metric takes its arguments by name, got 1 by position"),
+        (lambda: cleanup(deadline=3), "did you mean 'deadline_s'?"),
+        (lambda: tool(timeout=3), "did you mean 'timeout_s'?"),
+        (lambda: setup(order=1), "@setup has no argument 'order'; write @setup alone"),
+        (lambda: stop(after=1), "@stop has no argument 'after'"),
+    ],
+)
+def test_an_argument_that_a_decorator_does_not_take_is_refused(mark, said):
+    with pytest.raises(EnvironmentLoadError) as refused:
+        mark()
+    assert said in str(refused.value)
+    assert f"{HERE}:" in str(refused.value)
+
+
+def test_hooks_may_be_marked_with_empty_parentheses():
+    body = {"begin": method(setup()), "end": method(stop()), "close_it": method(cleanup())}
+    found = {hook.name: hook.kind for hook in type("Hooked", (ToolEnvironment,), body).hooks}
+    assert found == {"begin": "setup", "end": "stop", "close_it": "cleanup"}
 
 
 class Fine(One):

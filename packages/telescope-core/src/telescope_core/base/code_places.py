@@ -5,13 +5,13 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, cast
 
-from telescope_core.base.errors import EnvironmentLoadError
+from telescope_core.base.errors import EnvironmentLoadError, nearest
 
 _OWN_PACKAGES = ("telescope_core", "telescope_adapters")
 """Packages whose environment classes are Telescope's own."""
@@ -100,6 +100,27 @@ def require_method(marked: object, decorator: str) -> None:
         f"{called_at()}: {decorator} marks a method, got {marked!r:.80} ({type(marked).__name__}); "
         f"{advice}"
     )
+
+
+def require_known(
+    decorator: str, more: Sequence[object], unknown: Mapping[str, object], known: Sequence[str]
+) -> None:
+    """Raise EnvironmentLoadError for arguments that `decorator` does not take.
+
+    `more` are those by position after the method, and `known` the names of those that it takes.
+    """
+    takes = f"it takes {', '.join(known)}" if known else f"write {decorator} alone above `def`"
+    if more:
+        raise EnvironmentLoadError(
+            f"{called_at()}: {decorator} takes its arguments by name, got {more[0]!r:.80} by "
+            f"position; {takes}"
+        )
+    for name in unknown:
+        close = nearest(name, known)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise EnvironmentLoadError(
+            f"{called_at()}: {decorator} has no argument {name!r}; {meant}{takes}"
+        )
 
 
 def is_authors(method: Callable[..., Any]) -> bool:

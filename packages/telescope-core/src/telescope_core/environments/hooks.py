@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.base.code_places import require_method
+from telescope_core.base.code_places import require_known, require_method
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Mark = TypeVar("Mark")
@@ -33,14 +33,24 @@ class EpisodeStopped(Exception):
     """A `@stop` method returned True; raised in `generate` to end `play`."""
 
 
-def setup(function: Method) -> Method:
+@overload
+def setup(function: Method, /) -> Method: ...
+@overload
+def setup() -> Callable[[Method], Method]: ...
+def setup(*function: Method, **unknown: object) -> Method | Callable[[Method], Method]:
     """Call this method with the episode before the first turn."""
-    return _mark(function, "setup")
+    require_known("@setup", function[1:], unknown, ())
+    return _mark(function[0], "setup") if function else lambda inner: _mark(inner, "setup")
 
 
-def stop(function: Method) -> Method:
+@overload
+def stop(function: Method, /) -> Method: ...
+@overload
+def stop() -> Callable[[Method], Method]: ...
+def stop(*function: Method, **unknown: object) -> Method | Callable[[Method], Method]:
     """End the rollout as completed when this method, checked after each turn, returns True."""
-    return _mark(function, "stop")
+    require_known("@stop", function[1:], unknown, ())
+    return _mark(function[0], "stop") if function else lambda inner: _mark(inner, "stop")
 
 
 @overload
@@ -48,12 +58,17 @@ def cleanup(function: Method, /) -> Method: ...
 @overload
 def cleanup(*, deadline_s: float = CLEANUP_DEADLINE_S) -> Callable[[Method], Method]: ...
 def cleanup(
-    function: Method | None = None, /, *, deadline_s: float = CLEANUP_DEADLINE_S
+    function: Method | None = None,
+    /,
+    *more: object,
+    deadline_s: float = CLEANUP_DEADLINE_S,
+    **unknown: object,
 ) -> Method | Callable[[Method], Method]:
     """Call this method with the episode once at the end, even after an error or a cancellation.
 
     It may take `deadline_s` seconds, in addition to the rollout's own deadline.
     """
+    require_known("@cleanup", more, unknown, ("deadline_s",))
 
     def mark(inner: Method) -> Method:
         return _mark(inner, "cleanup", deadline_s=deadline_s)

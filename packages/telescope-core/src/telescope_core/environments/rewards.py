@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.base.code_places import location_of, require_method
+from telescope_core.base.code_places import location_of, require_known, require_method
 from telescope_core.base.errors import EnvironmentLoadError, RewardError, nearest
 from telescope_core.base.types import Example, MetricRange, Rollout
 from telescope_core.environments.calls import Caller, MethodCall
@@ -142,9 +142,10 @@ def reward(function: Method, /) -> Method: ...
 @overload
 def reward(*, weight: float = 1.0) -> Callable[[Method], Method]: ...
 def reward(
-    function: Method | None = None, /, *, weight: float = 1.0
+    function: Method | None = None, /, *more: object, weight: float = 1.0, **unknown: object
 ) -> Method | Callable[[Method], Method]:
     """Add this method's value, times `weight`, to the rollout's reward."""
+    require_known("@reward", more, unknown, ("weight",))
     if function is not None:
         return _mark(function, "reward", weight=weight)
     return lambda inner: _mark(inner, "reward", weight=weight)
@@ -159,16 +160,18 @@ def metric(
 def metric(
     function: Method | None = None,
     /,
-    *,
+    *more: object,
     low: float | None = None,
     high: float | None = None,
     lower_is_better: bool = False,
+    **unknown: object,
 ) -> Method | Callable[[Method], Method]:
     """Record this method's value beside the reward, without adding it to the reward.
 
     A value below `low` or above `high` is an error; None means no limit. `lower_is_better` tells
     reports the direction of the metric.
     """
+    require_known("@metric", more, unknown, ("low", "high", "lower_is_better"))
     about = MetricRange(low=low, high=high, lower_is_better=lower_is_better)
     if function is not None:
         return _mark(function, "metric", range=about)
@@ -180,13 +183,14 @@ def group_reward(function: Method, /) -> Method: ...
 @overload
 def group_reward(*, weight: float = 1.0) -> Callable[[Method], Method]: ...
 def group_reward(
-    function: Method | None = None, /, *, weight: float = 1.0
+    function: Method | None = None, /, *more: object, weight: float = 1.0, **unknown: object
 ) -> Method | Callable[[Method], Method]:
     """Add this method's value for each rollout of a group, times `weight`, to its reward.
 
     The method sees all scored rollouts of the group and returns a list of one number for each, in
     the same order.
     """
+    require_known("@group_reward", more, unknown, ("weight",))
     if function is not None:
         return _mark(function, "group_reward", weight=weight)
     return lambda inner: _mark(inner, "group_reward", weight=weight)

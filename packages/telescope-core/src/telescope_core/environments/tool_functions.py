@@ -30,7 +30,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from telescope_core.base.code_places import called_at, require_method
+from telescope_core.base.code_places import called_at, require_known, require_method
 from telescope_core.base.errors import EnvironmentLoadError
 from telescope_core.base.images import message_of, why_unusable
 from telescope_core.base.types import Image, JsonValue, Message
@@ -83,13 +83,18 @@ def tool(function: Method, /) -> Method: ...
 @overload
 def tool(*, timeout_s: float | None = None) -> Callable[[Method], Method]: ...
 def tool(
-    function: Method | None = None, /, *, timeout_s: float | None = None
+    function: Method | None = None,
+    /,
+    *more: object,
+    timeout_s: float | None = None,
+    **unknown: object,
 ) -> Method | Callable[[Method], Method]:
     """Let the policy call this method of a ToolEnvironment.
 
     `timeout_s` is the time limit of a call in seconds; None means the environment's
     `tool_timeout_s`. On a function that `tools` returns, the decorator only sets that limit.
     """
+    require_known("@tool", more, unknown, ("timeout_s",))
     if timeout_s is not None and not (is_number(timeout_s) and timeout_s > 0):
         raise EnvironmentLoadError(
             f"{called_at()}: @tool: timeout_s must be a number above 0 s, got {timeout_s!r}; leave "
