@@ -55,6 +55,59 @@ def test_a_list_and_a_generator_are_sources():
     assert [one.prompt for one in examples_of(given(["one?", "two?"]))] == ["one?", "two?"]
 
 
+def numbered(first=0, num_rows=40):
+    return (Example(id=f"{n}", prompt=f"{n}?", answer="1") for n in range(first, first + num_rows))
+
+
+def test_a_generator_as_data_gives_all_splits_and_instances_the_same():
+    class Counted(Sums):
+        data = numbered()
+
+    class Further(Counted):
+        pass
+
+    environments = [Counted(), Counted(), Further()]
+    seen = [[examples_of(one, split) for split in Split] for one in environments]
+    assert sum(map(len, seen[0])) == 40
+    assert all(seen[0])
+    assert seen[1:] == [seen[0]] * 2
+
+
+def test_generators_of_each_split_or_of_one_instance_are_read_once_too():
+    class Parted(Sums):
+        data = {"train": numbered(), "eval": numbered(first=100)}  # noqa: RUF012
+
+    class Built(Sums):
+        def __init__(self, config=None):
+            super().__init__(config)
+            self.data = numbered()
+
+    assert [len(examples_of(Parted(), split)) for split in (*Split, *Split)] == [40] * 4
+    assert all(sum(len(examples_of(one, split)) for split in Split) == 40 for one in (Built(),) * 2)
+
+
+def test_a_generator_as_data_that_raised_raises_again():
+    def rows():
+        yield "one?"
+        raise ValueError("line 2 is broken")
+
+    class Broken(Sums):
+        data = rows()
+
+    for split in (*Split, *Split):
+        with pytest.raises(EnvironmentLoadError, match=r"example 1 of data .* line 2 is broken"):
+            examples_of(Broken(), split)
+
+
+@pytest.mark.parametrize("rows", [[], (), iter([])])
+def test_data_without_rows_says_so(rows):
+    class Empty(Sums):
+        data = rows
+
+    with pytest.raises(EnvironmentLoadError, match=r"data of .*Empty .* has no rows"):
+        examples_of(Empty())
+
+
 def test_examples_is_called_once_for_a_split_so_that_a_list_may_be_built_there():
     calls = []
 

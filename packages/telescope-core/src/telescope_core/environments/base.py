@@ -45,7 +45,7 @@ from telescope_core.environments.rewards import (
 )
 from telescope_core.environments.score_processes import ScoreProcesses
 from telescope_core.environments.settings import EnvironmentConfig, read_settings
-from telescope_core.environments.sources import ExampleReader, Examples, divided
+from telescope_core.environments.sources import ExampleReader, Examples, divided, kept_data
 from telescope_core.examples import SplitSource
 from telescope_core.examples.checks import checked_messages, require_whole
 
@@ -162,16 +162,15 @@ class Environment:
         source. By default they come from `data`, or are drawn by `draw`. Called once for a split.
         """
         has_draw = type(self).draw is not Environment.draw
-        if self.data is not None and has_draw:
+        data = kept_data(self)
+        if data is not None and has_draw:
             raise EnvironmentLoadError(
                 f"{class_location(type(self))} has data and defines {location_of(self.draw)}, so "
                 "it is not clear where its examples come from; keep one (data = None takes it away)"
             )
-        if self.data is not None:
+        if data is not None:
             where = f"data of {class_location(type(self))}"
-            return divided(
-                self.data, split, where=where, folder=folder_defining(type(self), "data")
-            )
+            return divided(data, split, where=where, folder=folder_defining(type(self), "data"))
         if has_draw:
             seed = f"{type(self).__name__}/{getattr(self.config, 'seed', 0)}"
             return SplitSource(self.draw, split=split, seed=seed)

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard, cast
 
@@ -145,6 +145,64 @@ class ExampleReader:
         return found
 
 
+class _ReadOnce:
+    """The items of an iterator, which is read once, however often and by whomever they are asked.
+
+    An error that it raised is raised each time: afterwards the iterator would only seem to end.
+    """
+
+    def __init__(self, items: Iterator[object]) -> None:
+        self._items = items
+        self._read: list[object] = []
+        self._error: Exception | None = None
+        self._lock = threading.RLock()
+
+    def __iter__(self) -> Iterator[object]:
+        for index in count():
+            with self._lock:
+                if index == len(self._read) and not self._reads_another():
+                    return
+            yield self._read[index]
+
+    def _reads_another(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        try:
+            self._read.append(next(self._items))
+        except StopIteration:
+            return False
+        except Exception as error:
+            self._error = error
+            raise
+        return True
+
+
+_KEEPING = threading.Lock()
+
+
+def kept_data(environment: Any) -> Any:
+    """Return `data` of an environment, with iterators that give the same to all who read them.
+
+    They are kept where `data` was set: a generator in a class is read for each split of each
+    instance, and would be empty from the second time on.
+    """
+    owner = next(one for one in (environment, *type(environment).__mro__) if "data" in vars(one))
+    with _KEEPING:
+        data: object = vars(owner)["data"]
+        if isinstance(data, Iterator):
+            owner.data = _ReadOnce(cast(Iterator[object], data))
+        elif isinstance(data, Mapping):
+            parts = cast(Mapping[object, object], data)
+            once = {
+                name: _ReadOnce(cast(Iterator[object], part))
+                for name, part in parts.items()
+                if isinstance(part, Iterator)
+            }
+            if once:
+                owner.data = {**parts, **once}
+    return environment.data
+
+
 def source_of(given: object, *, where: str, folder: Path) -> ExampleSource:
     """Return `given` as a checked source; `where` names it in errors.
 
@@ -178,6 +236,10 @@ def divided(given: object, split: Split, *, where: str, folder: Path) -> Example
             f"{where} is a source, which is of one split; return it from examples(self, split)"
         )
     found = _distinct(given, where=where, folder=folder)
+    if not found:
+        raise EnvironmentLoadError(
+            f"{where} has no rows; give it rows or prompts, at least one for each split"
+        )
     keys = {one.split_key for _, one in found}
     if len(keys) < len(Split):
         num_rows = sum(1 + one.num_repeats for _, one in found)
