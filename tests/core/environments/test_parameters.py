@@ -37,12 +37,12 @@ class Asked(SingleTurnEnvironment):
         return completion == answer
 
     @reward
-    async def worth(self, info, prompt, **_more):
+    async def worth(self, info, prompt):
         return info["worth"] if prompt == "yes?" else 0
 
     @metric
-    def in_any_order(self, example, _rollout, strict=False):
-        return len(_rollout.turns) if example.id == "e" and not strict else -1
+    def in_any_order(self, example, _rollout):
+        return len(_rollout.turns) if example.id == "e" else -1
 
     @metric
     def reads_the_state(self, state, messages):
@@ -94,7 +94,19 @@ def define(text):
         ("@group_reward\n    def r(self, rollout): return 1", "did you mean 'rollouts'?"),
         ("@group_reward\n    def r(self, rollouts, episode): return 1", "stands for nothing"),
         ("@reward\n    def r(rollout, example): return 1", "must have self as its first parameter"),
-        ("@reward\n    def r(self, strict=1, answer=''): return 1", "'answer' before its optional"),
+        (
+            "@reward\n    def r(self, answr=''): return 1",
+            "always have its default; did you mean 'a",
+        ),
+        (
+            "@reward\n    def r(self, *, scale=0.5): return 1",
+            "'scale', which stands for nothing, so",
+        ),
+        ("@reward\n    def r(self, answer, *rest): return 1", "a parameter '*rest', which stands"),
+        ("@metric\n    def r(self, answer, **info): return 1", "a parameter '**info', which"),
+        ("@metric\n    def r(*arguments): return 1", "must have self as its first parameter"),
+        ("@group_reward\n    def r(self, rollouts, power=2): return 1", "always have its default"),
+        ("@reward\n    def r(self, *, answer): return 1", "'answer' by position; remove the *"),
         (
             "@reward\n    @runs_in('process')\n    def r(self, state): return 1",
             "so it cannot take the state",

@@ -57,25 +57,25 @@ def parameters_of(method: Callable[..., Any], *, of_group: bool) -> Parameters:
     known = _GROUP_VALUES if of_group else _VALUES
     parameters = list(inspect.signature(method).parameters.values())
     first = parameters[0].name if parameters else ""
-    if not parameters or first.lstrip("_") in known:
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if not parameters or first.lstrip("_") in known or parameters[0].kind in stars:
         return Parameters(problem="must have self as its first parameter")
     names: list[str] = []
-    for position, parameter in enumerate(parameters[1:]):
+    for parameter in parameters[1:]:
         plain = parameter.name.lstrip("_")
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if plain not in known:
-            if parameter.default is not parameter.empty:
-                continue
+        if plain not in known or parameter.kind in stars:
             close = nearest(parameter.name, known)
             meant = f"did you mean {close[0]!r}? The" if close else "the"
+            is_constant = parameter.default is not parameter.empty
+            why = ", so that it would always have its default" if is_constant else ""
+            name = str(parameter).partition(":")[0] if parameter.kind in stars else parameter.name
             return Parameters(
-                problem=f"has a parameter {parameter.name!r}, which stands for nothing; {meant} "
-                f"names are {', '.join(known)}"
+                problem=f"has a parameter {name!r}, which stands for nothing{why}; {meant} names "
+                f"are {', '.join(known)}"
             )
-        if parameter.kind is parameter.KEYWORD_ONLY or len(names) < position:
+        if parameter.kind is parameter.KEYWORD_ONLY:
             return Parameters(
-                problem=f"must take {parameter.name!r} before its optional parameters, not after"
+                problem=f"must take {parameter.name!r} by position; remove the * before it"
             )
         names.append(plain)
     return Parameters(names=tuple(names))
