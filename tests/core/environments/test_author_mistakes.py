@@ -236,6 +236,56 @@ def test_a_method_is_marked_once():
         reward(metric(says()))
 
 
+def test_a_hook_is_marked_once():
+    with pytest.raises(EnvironmentLoadError, match=r"takes_episode .*@stop and @setup"):
+        setup(method(stop))
+
+
+def test_two_marked_methods_of_one_name_in_a_class_are_refused():
+    with pytest.raises(EnvironmentLoadError, match=r"reward Twice.right .* would replace"):
+
+        class Twice(One):
+            @reward
+            def right(self):
+                return 1.0
+
+            @reward(weight=0.5)
+            def right(self):  # noqa: F811
+                return 0.0
+
+    with pytest.raises(EnvironmentLoadError, match=r"tool Mixed.look .* would replace"):
+
+        class Mixed(ToolEnvironment):
+            @setup
+            def look(self, episode):
+                pass
+
+            @tool
+            def look(self, key: str) -> str:  # noqa: F811
+                """Look something up."""
+                return key
+
+
+def test_a_name_of_another_class_or_of_the_module_is_free():
+    class Right(Fine):
+        @reward
+        def right(self):
+            return 0.5
+
+        class Inner(Fine):
+            @reward
+            def right(self):
+                return 0.5
+
+    assert [one.name for one in Right.score_functions] == ["right"]
+
+
+@pytest.mark.parametrize(("mark", "name"), [(reward, "mean"), (metric, "mean"), (metric, "reward")])
+def test_names_of_numbers_that_results_have_are_refused(mark, name):
+    with pytest.raises(EnvironmentLoadError, match=f"{name!r} is the name of the"):
+        type("Shadowing", (One,), {name: mark(says())})
+
+
 class DataAndDraw(Fine):
     data = ("a", "b")
     examples = Environment.examples

@@ -30,12 +30,11 @@ from telescope_core.base.errors import (
 from telescope_core.base.secret_names import require_names, require_own_secrets
 from telescope_core.environments.author_errors import contained
 from telescope_core.environments.calls import RUNS_IN, declared_place
-from telescope_core.environments.hooks import Hook
+from telescope_core.environments.hooks import MARKS, Hook
 from telescope_core.environments.rewards import OF_EPISODE, ScoreFunction
 from telescope_core.environments.settings import EnvironmentConfig
 
 NETWORKS = ("none", "load", "always")
-_MARKS = {"__telescope_score__", "__telescope_hook__", "__telescope_tool__"}
 _PLAIN_METHODS = ("function", "method_descriptor", "classmethod", "staticmethod")
 
 
@@ -147,7 +146,7 @@ def check_names(owner: type, *, where: str) -> None:
 
 def _marks(function: object) -> set[str]:
     """Return the names of the decorators that have marked a method."""
-    return _MARKS & set(getattr(function, "__dict__", ()))
+    return MARKS & set(getattr(function, "__dict__", ()))
 
 
 def _kind_of(marked: object) -> str:
@@ -388,6 +387,12 @@ def _check_score(cls: type, score: ScoreFunction) -> None:
     if score.parameters.problem:
         raise EnvironmentLoadError(f"{score.kind} {location_of(method)} {score.parameters.problem}")
     _check_numbers(score, f"{score.kind} {location_of(method)}")
+    if score.name == "mean" or (score.kind == "metric" and score.name == "reward"):
+        whose = "mean reward of the environment" if score.name == "mean" else "rollout's total"
+        raise EnvironmentLoadError(
+            f"{score.kind} {location_of(method)}: {score.name!r} is the name of the {whose} in "
+            f"results and curves; give it another name, such as {score.name}_{score.kind}"
+        )
     place = declared_place(method) or getattr(cls, "sync_runs_in", "thread")
     live = [name for name in score.parameters.names if name in OF_EPISODE]
     if place == "process" and live:

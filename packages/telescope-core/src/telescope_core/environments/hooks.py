@@ -4,11 +4,14 @@ Each marks a sync or async method that takes the episode. Setups run before the 
 order of their definition. Cleanups run once, in reverse order, however the rollout ends.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, Literal, TypeVar, overload
 
-from telescope_core.base.code_places import require_known, require_method
+from telescope_core.base.code_places import location_of, require_known, require_method
+from telescope_core.base.errors import EnvironmentLoadError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Mark = TypeVar("Mark")
@@ -17,6 +20,8 @@ CLEANUP_DEADLINE_S = 8.0
 """Must be less than `StageDeadlines.cancel_s`, the time in which a worker ends a cancelled
 rollout."""
 _MARK = "__telescope_hook__"
+MARKS = {"__telescope_score__", _MARK, "__telescope_tool__"}
+"""Attributes in which the decorators leave their mark on a method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,27 @@ def marked(owner: type, attribute: str, kind: type[Mark]) -> dict[str, Mark]:
     return found
 
 
+def require_first(function: Callable[..., Any], kind: str) -> None:
+    """Raise EnvironmentLoadError if a marked method of that name is in the class body already.
+
+    Python keeps only the last one, so that the other would not count, and nothing would say so.
+    """
+    name = getattr(function, "__name__", "")
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_name != "<module>":
+        # Only the frame of a class body has this name, which the methods in it begin with.
+        body = frame.f_locals.get("__qualname__")
+        if body is not None and getattr(function, "__qualname__", "") == f"{body}.{name}":
+            other = frame.f_locals.get(name)
+            if other is not function and MARKS & set(getattr(other, "__dict__", ())):
+                raise EnvironmentLoadError(
+                    f"{kind} {location_of(function)} would replace {location_of(other)}, which "
+                    "has the same name in the same class; rename one of the two"
+                )
+            return
+        frame = frame.f_back
+
+
 def of_kind(all_hooks: Sequence[Hook], kind: HookKind) -> list[Hook]:
     """Return the hooks of one kind, in order."""
     return [hook for hook in all_hooks if hook.kind == kind]
@@ -101,6 +127,12 @@ def of_kind(all_hooks: Sequence[Hook], kind: HookKind) -> list[Hook]:
 
 def _mark(function: Method, kind: HookKind, *, deadline_s: float = CLEANUP_DEADLINE_S) -> Method:
     require_method(function, f"@{kind}")
+    other = getattr(function, _MARK, None)
+    if other is not None:
+        raise EnvironmentLoadError(
+            f"{location_of(function)} is marked with @{other.kind} and @{kind}; keep one of them"
+        )
+    require_first(function, kind)
     name = getattr(function, "__name__", "")
     setattr(function, _MARK, Hook(name=name, kind=kind, deadline_s=deadline_s))
     return function

@@ -16,7 +16,7 @@ from telescope_core.base.types import Example, MetricRange, Rollout
 from telescope_core.environments.calls import Caller, MethodCall
 from telescope_core.environments.calls import call as call
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.hooks import marked
+from telescope_core.environments.hooks import marked, require_first
 from telescope_core.environments.outcomes import finite
 
 _VALUES: Mapping[str, Callable[[Rollout, Example, Episode[Any]], object]] = {
@@ -123,6 +123,7 @@ def _mark(function: Method, kind: Kind, **more: Any) -> Method:
         raise EnvironmentLoadError(
             f"{location_of(function)} is marked with @{other.kind} and @{kind}; keep one of them"
         )
+    require_first(function, kind)
     code = getattr(inspect.unwrap(function), "__code__", None)
     names = code.co_names if code is not None else ()
     parameters = parameters_of(function, of_group=kind == "group_reward")

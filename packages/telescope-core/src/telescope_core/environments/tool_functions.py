@@ -36,7 +36,7 @@ from telescope_core.base.images import message_of, why_unusable
 from telescope_core.base.types import Image, JsonValue, Message
 from telescope_core.environments.building import is_number
 from telescope_core.environments.episode import Episode
-from telescope_core.environments.hooks import marked
+from telescope_core.environments.hooks import marked, require_first
 from telescope_core.environments.running import noted, noting
 from telescope_core.environments.tool_threads import DaemonThreads
 from telescope_core.parsers.texts import NO_NUMBER, place_of_truth_value
@@ -104,6 +104,7 @@ def tool(
 
     def apply(inner: Method) -> Method:
         require_method(inner, "@tool")
+        require_first(inner, "tool")
         setattr(inner, _MARK, mark)
         return inner
 
