@@ -75,6 +75,12 @@ def test_numbers_that_are_there_by_chance_are_no_leak(text):
     assert find_leaks(sums(text)) == []
 
 
+def test_a_rule_is_named_once_even_if_its_words_are_first_and_last():
+    texts = [leak.text for leak in find_leaks(sums("Of {a} and {b} please send {c}, {a}, {b}."))]
+    assert any("after 'please send'" in text for text in texts)
+    assert len(texts) == len(set(texts))
+
+
 def test_one_announcement_is_enough():
     shown = capitals("What is the capital of {land}?")
     shown[3] = Shown(

@@ -119,13 +119,13 @@ def _readers(shown: Sequence[Shown]) -> list[Leak]:
     frequent = Counter(one.answers[0].casefold() for one in shown).most_common(1)[0][1]
     needed = max(_READER_SHARE * len(shown), frequent + _OVER_CHANCE * len(shown))
     best = [(count, reader) for reader, count in hits.items() if count >= needed]
-    return [
-        Leak(
-            text=f"the answer is {_described(reader)}, in {count} of {len(shown)} examples",
-            example_id=witness[reader].example_id,
-        )
-        for count, reader in sorted(best, reverse=True)[:2]
-    ]
+    # The first and the last place of the same words are described alike, and often the same place.
+    found: dict[str, Leak] = {}
+    for count, reader in sorted(best, reverse=True):
+        rule = _described(reader)
+        text = f"the answer is {rule}, in {count} of {len(shown)} examples"
+        found.setdefault(rule, Leak(text=text, example_id=witness[reader].example_id))
+    return [*found.values()][:2]
 
 
 def _contexts(one: Shown) -> Iterator[tuple[str, ...]]:
