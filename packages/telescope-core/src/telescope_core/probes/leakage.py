@@ -273,7 +273,10 @@ async def _call(
 ) -> None:
     answers.stage("leakage.tools")
     rollout = await _played_call(environment, one, name, arguments)
-    said = next((m.content for m in reversed(rollout.messages) if m.role != "assistant"), "")
+    calls = [at for at, message in enumerate(rollout.messages) if message.tool_calls]
+    # Further messages may follow the answer, after the turn without a call.
+    after = rollout.messages[calls[-1] + 1 :] if calls else ()
+    said = after[0].content if after else ""
     failures = [kind for kind in _FAULTS if rollout.metrics.get(f"tool_errors/{kind}")]
     where = {"example_id": one.example.id, "completion": f"{name}({arguments})"}
     if rollout.stop_reason is StopReason.TIMEOUT:
