@@ -1,9 +1,14 @@
 """Planted faults of the leakage level: what is shown, tools, cleanups, what stays behind."""
 
+import datetime
+import ipaddress
+import json
+import uuid
+from pathlib import Path
 from typing import Annotated
 
 import pytest
-from pydantic import Field, WithJsonSchema
+from pydantic import UUID4, AnyUrl, Field, HttpUrl, SecretStr, TypeAdapter, WithJsonSchema
 
 from telescope_core import (
     Example,
@@ -15,6 +20,7 @@ from telescope_core import (
     tool,
 )
 from telescope_core.environments import ToolError, cleanup, setup
+from telescope_core.probes.schema_check import NoExampleError, example_of
 from telescope_envs.validation import Outcome
 
 
@@ -55,6 +61,38 @@ class Tools(ToolEnvironment):
         if left == 0:
             raise ToolError("nothing to add")
         return left + right
+
+
+Code = Annotated[str, Field(pattern="^[A-Z]{2}-[0-9]+$")]
+
+
+class TakesTextsOfAForm(Tools):
+    @tool
+    def book(
+        self,
+        day: datetime.date,
+        code: Annotated[Code, Field(examples=["AB-12"])],
+        other: Code | None,
+    ) -> str:
+        """Book a day.
+
+        Args:
+            day: The day.
+            code: What to book.
+            other: What to book if that is gone.
+        """
+        return f"{day:%A} {code} {other}"
+
+
+class TakesAPattern(Tools):
+    @tool
+    def book(self, code: Code) -> str:
+        """Book something.
+
+        Args:
+            code: What to book.
+        """
+        return code
 
 
 class TellsInThePrompt(Sums):
@@ -110,6 +148,15 @@ class RefusesWhatItsSchemaAllows(Tools):
             word: The word.
         """
         return word
+
+
+class SpeaksAfterATurnWithoutACall(RefusesWhatItsSchemaAllows):
+    max_turns = 3
+
+    async def env_response(self, messages, episode):
+        if not messages[-1].tool_calls:
+            return "Please use a tool."
+        return await super().env_response(messages, episode)
 
 
 class FailsForWrongCalls(Tools):
@@ -189,7 +236,47 @@ SAID = {
 """What tells faults apart that one check finds."""
 
 
-@pytest.mark.parametrize("clean", [Sums, Tools, CleansUpTwice])
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID, UUID4),
+        *(AnyUrl, HttpUrl, ipaddress.IPv4Address, ipaddress.IPv6Address, SecretStr, Path, bytes),
+        Annotated[str, Field(pattern=r"^\w+$")],
+        Annotated[str, Field(pattern="^[0-9]$", examples=["7"])],
+        Annotated[str, Field(pattern="^[0-9]$")] | int,
+    ],
+)
+def test_a_value_that_is_made_of_a_schema_fits_it(made):
+    adapter = TypeAdapter(made)
+    adapter.validate_json(json.dumps(example_of(adapter.json_schema())))
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"pattern": "^[0-9]$"}, {"pattern": "^(?>a)["}, {"format": "iban"}],
+)
+def test_a_text_of_an_unknown_form_is_not_made_up(about):
+    schema = {"type": "object", "properties": {"it": {"type": "string", **about}}}
+    with pytest.raises(NoExampleError):
+        example_of({**schema, "required": ["it"]})
+    assert example_of(schema) == {}
+
+
+def test_a_tool_is_not_called_with_a_text_that_nobody_could_make(try_out):
+    check = try_out("leakage", TakesAPattern).results["leakage.tools"]
+    assert check.outcome is Outcome.INCONCLUSIVE
+    assert "tool book was not called" in check.reason
+    assert "Field(examples=[...])" in check.reason
+
+
+def test_the_answer_to_a_call_is_shown_and_not_what_was_said_later(try_out):
+    told = try_out("leakage", SpeaksAfterATurnWithoutACall).evidence("leakage.tools").text
+    assert "wrong arguments for look_up" in told
+    assert "Field(examples=[...])" in told
+    assert "Please use a tool" not in told
+
+
+@pytest.mark.parametrize("clean", [Sums, Tools, TakesTextsOfAForm, CleansUpTwice])
 def test_a_clean_environment_has_no_findings(try_out, clean):
     tried = try_out("leakage", clean)
     assert tried.found == []

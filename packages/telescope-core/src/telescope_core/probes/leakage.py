@@ -44,7 +44,7 @@ from telescope_core.probes.playing import (
     play_at_once,
     request_for,
 )
-from telescope_core.probes.schema_check import example_of, schema_problems
+from telescope_core.probes.schema_check import NoExampleError, example_of, schema_problems
 
 _WORD = re.compile(r"[-+]?\d+(?:[.,/]\d+)*|\w+|[^\w\s]")
 _ANNOUNCED = re.compile(
@@ -173,6 +173,7 @@ _LATE = "a rollout had not ended in time: it waited for something, or the machin
 _NUM_KEPT = 64
 _FAULTS = (ToolFailure.BAD_ARGUMENTS, ToolFailure.RAISED, ToolFailure.TIMED_OUT)
 """Failures that a call with valid arguments must not have; a tool may refuse."""
+_EXAMPLES = "give the parameter an example of what it takes: Annotated[str, Field(examples=[...])]"
 
 
 async def look_for_leaks(environment: Environment, num_examples: int, answers: Answers) -> None:
@@ -233,13 +234,24 @@ async def _check_tools(
         schemas += [dict(tool) for tool in last[0].tools if json.dumps(tool) not in known]
     if answers.has_found("leakage.tools"):
         return
-    for schema in schemas:
+    num_own = len(environment.function_tools())
+    for index, schema in enumerate(schemas):
         name, parameters = _about(schema)
         problems = schema_problems(parameters)
         for problem in problems:
             answers.found("leakage.tools", f"tool {name}: {problem}")
-        if not problems:
-            await _call(environment, one, name, json.dumps(example_of(parameters)), answers)
+        if problems:
+            continue
+        try:
+            arguments = json.dumps(example_of(parameters))
+        except NoExampleError as error:
+            # An author cannot change the schemas of a server.
+            if index < num_own:
+                answers.inconclusive(
+                    "leakage.tools", f"tool {name} was not called: it takes {error}; {_EXAMPLES}"
+                )
+            continue
+        await _call(environment, one, name, arguments, answers)
     with answers.doing("leakage.tools"):
         first = _about(schemas[0])[0] if schemas else ""
         for name, arguments in (
@@ -285,6 +297,8 @@ async def _call(
         answers.found("leakage.tools", f"tool {name}: {rollout.error}", **where)
     elif failures:
         told = rollout.tags.get("tool_exception") or said
+        if failures[0] is ToolFailure.BAD_ARGUMENTS:
+            told += f"; if the schema cannot say what it takes, {_EXAMPLES}"
         answers.found("leakage.tools", f"tool {name}: {failures[0]}: {told}", **where)
     elif not rollout.metrics.get("tool_calls"):
         answers.found("leakage.tools", f"tool {name}: the call was not answered", **where)

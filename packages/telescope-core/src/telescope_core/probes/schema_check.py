@@ -3,6 +3,7 @@
 It knows the keywords that tools and settings use, and ignores any other, as the standard asks.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,28 @@ _SCHEMA_LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
 _SCHEMAS = {"items", "additionalProperties", "not", "contains", "propertyNames", "if", "then"}
 _MAX_DEPTH = 12
 _WRONG = object()
+_UUID = "3f2b8c1e-5d4a-4e6f-9a7b-1c2d3e4f5a6b"
+_OF_FORMAT = {
+    "date": "2024-05-17",
+    "date-time": "2024-05-17T09:30:00Z",
+    "time": "09:30:00Z",
+    "duration": "PT1H30M",
+    "uuid": _UUID,
+    "uuid4": _UUID,
+    "email": "ada@example.com",
+    "uri": "https://example.com/",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "ipvanyaddress": "192.0.2.1",
+}
+"""An example of each format of JSON Schema and pydantic that any text would not have."""
+_ANY_TEXT = {"password", "binary", "path", "regex", "base64", "base64url"}
+"""Formats that the text of `_text` has."""
+
+
+class NoExampleError(ValueError):
+    """No value can be made, because the schema does not say enough about a text."""
 
 
 def schema_problems(schema: object) -> list[str]:
@@ -100,7 +123,7 @@ def _target(reference: str, root: object) -> object | None:
 
 
 def example_of(schema: object, root: object | None = None, depth: int = 0) -> Any:
-    """Return a small, simple value that `schema` describes."""
+    """Return a small, simple value that `schema` describes; raises NoExampleError."""
     root = schema if root is None else root
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
@@ -113,9 +136,13 @@ def example_of(schema: object, root: object | None = None, depth: int = 0) -> An
     for key in ("examples", "enum"):
         if plain.get(key):
             return plain[key][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if plain.get(key):
-            return example_of(plain[key][0], root, depth + 1)
+    choices = plain.get("anyOf") or plain.get("oneOf") or (plain.get("allOf") or ())[:1]
+    for index, choice in enumerate(choices):
+        try:
+            return example_of(choice, root, depth + 1)
+        except NoExampleError:
+            if index + 1 == len(choices):
+                raise
     kinds = plain.get("type", "object" if "properties" in plain else "null")
     kind = kinds if isinstance(kinds, str) else next(iter(kinds), "null")
     return _of_type(kind, plain, root, depth)
@@ -135,9 +162,25 @@ def _of_type(kind: str, schema: Mapping[str, Any], root: object, depth: int) -> 
     if kind in ("integer", "number"):
         return _number(schema, is_whole=kind == "integer")
     if kind == "string":
-        length = int(schema.get("minLength", 1))
-        return ("text" + "x" * length)[: max(length, min(4, int(schema.get("maxLength", 4))))]
+        return _text(schema)
     return False if kind == "boolean" else None
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    form = schema.get("format")
+    length = int(schema.get("minLength", 1))
+    text = ("text" + "x" * length)[: max(length, min(4, int(schema.get("maxLength", 4))))]
+    if form in _OF_FORMAT:
+        text = _OF_FORMAT[form]
+    elif form is not None and form not in _ANY_TEXT:
+        raise NoExampleError(f"a text of the format {form!r}")
+    pattern = schema.get("pattern")
+    try:
+        if pattern is not None and not re.search(pattern, text):
+            raise NoExampleError(f"a text of the pattern {pattern!r:.80}")
+    except re.error:  # other programs know patterns that Python does not
+        raise NoExampleError(f"a text of the pattern {pattern!r:.80}") from None
+    return text
 
 
 def _number(schema: Mapping[str, Any], *, is_whole: bool) -> float:
