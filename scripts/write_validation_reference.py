@@ -73,8 +73,8 @@ choices, yes or no, and words of a constant prompt are no leaks. An announcement
 same words. A hint that is worded anew in each prompt is not found.
 
 Tools are called with arguments made from their schemas. Refusing them with `ToolError` is fine.
-A text with a usual format (date, time, duration, UUID, email, URI, host, IP address) gets an example
-of it. Only you know a text of another format, or of a `pattern`: name one, as in
+A text with a usual format (date, time, duration, UUID, email, URI, host, IP address) gets such
+a text. Only you know a text of another format, or of a `pattern`: name one, as in
 `Annotated[str, Field(pattern="^[A-Z]{2}-[0-9]+$", examples=["AB-12"])]`, and also where your own
 validator takes less than the schema says. Without it, the tool is not called, and the check is not
 conclusive; a tool of an MCP server, whose schema is not yours, is passed over.""",
