@@ -8,7 +8,7 @@ import pytest
 from telescope_core.base.chains import sampled_tokens
 from telescope_core.types import Completion, Group, Message, Rollout, Turn
 from telescope_train.rollouts.held_out import question_of
-from telescope_train.step.metrics import answer_metrics, ends_in_loop
+from telescope_train.step.metrics import answer_metrics, ends_in_loop, reward_metrics
 
 PROMPT = (1, 2)
 
@@ -50,6 +50,13 @@ def group(*rollouts: Rollout, example="e") -> Group:
 )
 def test_a_loop_is_at_the_end_and_repeats_four_times(ids, expected):
     assert ends_in_loop(array("i", ids)) is expected
+
+
+def test_a_metric_called_mean_does_not_take_the_place_of_the_mean_reward():
+    played = replace(rollout([3], 0.5), metrics={"mean": 70.0, "size": 3.0})
+    metrics = reward_metrics([group(played)])
+    assert metrics["reward/toy/mean"] == 0.5
+    assert metrics["reward/toy/size"] == 3.0
 
 
 def test_examples_and_answers_that_are_the_same_are_counted():

@@ -210,8 +210,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/std": float(np.std(everything)),
         "reward/min": min(everything),
         "reward/max": max(everything),
-        **{f"reward/{name}/mean": float(np.mean(values)) for name, values in rewards.items()},
         **{name: float(np.mean(values)) for name, values in components.items()},
+        # Last, because a metric of an episode may have the name `mean`.
+        **{f"reward/{name}/mean": float(np.mean(values)) for name, values in rewards.items()},
     }
 
 
