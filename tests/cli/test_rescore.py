@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+from dataclasses import asdict, fields, replace
 from itertools import count
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pytest
 from tests.asking import ask
 
 from telescope_cli import main as cli
-from telescope_core.evals import EvalFolder
+from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, compare_results
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.playing.rollout import score_group
 from telescope_core.records import RunFolder, RunState, row_of
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Group, RolloutStatus, Split
+from telescope_core.types import Group, RolloutStatus, Sampling, Split
 
 ENVIRONMENT = '''
 import asyncio
@@ -140,12 +141,13 @@ def place(tmp_path, monkeypatch):
     sys.modules.pop("sums_env", None)
 
 
-def save_run(name, answers, *, folder="runs/r", entries=(), steps=2):
+def save_run(name, answers, *, folder="runs/r", entries=(), steps=2, rollout=()):
     """Write a run in which each step has a group of rollouts for each list of replies."""
     environment = load_environment_class(f"sums_env:{name}").from_settings({})
     entries = entries or [{"name": f"sums_env:{name}", "env": {}}]
     run = RunFolder.create(
-        Path(folder), config={"environments": list(entries), "rollout": {"max_tokens": 8}}
+        Path(folder),
+        config={"environments": list(entries), "rollout": {"max_tokens": 8, **dict(rollout)}},
     )
     numbers = count()
 
@@ -338,6 +340,64 @@ def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     said = capsys.readouterr().err
     assert "choose another --output, or remove it: a rescore is not continued" in said
     assert "--resume" not in said
+
+
+PLAYED = EvalSettings(
+    num_examples=6,
+    rollouts=2,
+    ks=(1, 2),
+    sampling=Sampling(
+        max_tokens=8, temperature=None, top_p=None, top_k=None, min_p=None, repetition_penalty=None
+    ),
+    concurrency=3,
+    deadline_s=7.0,
+    split=Split.TRAIN,
+    max_retries=2,
+    max_failures_in_a_row=None,
+    positions=(5, 4, 3, 2, 1, 0),
+)
+
+
+def save_eval(*, has_result):
+    """Write the folder `played`, of an eval at an endpoint that left most settings to it."""
+    save_run("Sums", ANSWERS)
+    assert rescore("r", "--env", "sums_env:Sums", "--output", "first") == 0
+    first = EvalFolder(Path("first"))
+    about = {"environment": "sums_env:Sums", "env": {}, "model": "m", "base_url": "http://there"}
+    about |= {"chat_template": "0123456789ab", **asdict(PLAYED)}
+    folder = EvalFolder.create(Path("played"), manifest=about)
+    for row in first.rows():
+        folder.append(row)
+    result = replace(
+        first.result(), settings=PLAYED, chat_template="0123456789ab", model="m", num_rollouts=12
+    )
+    if has_result:
+        folder.finish(result)
+    return result
+
+
+@pytest.mark.parametrize("has_result", [True, False])
+def test_the_rescore_of_an_eval_has_all_of_its_settings(place, has_result):
+    played = save_eval(has_result=has_result)
+    assert rescore("played", "--env", "sums_env:Mended", "--output", "out") == 0
+    graded = EvalFolder(Path("out")).result()
+    written = json.loads(Path("out/results.json").read_text())["settings"]
+    assert written == json.loads(json.dumps(asdict(PLAYED)))
+    differing = {one.name for one in fields(EvalResult)} - {"settings"}
+    differing = {name for name in differing if getattr(graded, name) != getattr(played, name)}
+    assert differing == {
+        *("environment", "environment_record", "reward", "reward_with_failures", "rewards"),
+        *("pass_at", "pass_all", "tasks", "duration_s"),
+    }
+    assert set(graded.pass_at) == set(graded.pass_all) == {1, 2}
+    assert compare_results(played, graded).setting_changes == ()
+
+
+def test_the_rescore_of_a_run_has_its_sampling(place):
+    save_run("Sums", ANSWERS, rollout={"temperature": 0.5, "stop": ["\n"]})
+    assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 0
+    expected = Sampling(max_tokens=8, temperature=0.5, stop=("\n",))
+    assert EvalFolder(Path("out")).result().settings.sampling == expected
 
 
 def test_a_new_folder_that_is_removed_meanwhile_is_not_made_anew(place, capsys, monkeypatch):

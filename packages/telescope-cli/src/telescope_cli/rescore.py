@@ -54,7 +54,6 @@ from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.rescoring import Graded, Rescored, Tally, grade_again
 from telescope_core.evals.result import result_of
-from telescope_core.evals.settings import as_played
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import adapted
 from telescope_core.open import open_environment, record_environment
@@ -110,6 +109,10 @@ class Saved:
     """Its recorded settings, without secrets."""
     split: Split
     sampling: Sampling
+    eval_settings: EvalSettings | None = None
+    """Settings that the eval was played with; None for a run, and where the folder has none."""
+    chat_template: str = ""
+    """Digest of the file of a chat template that the eval was played with."""
     model: str
     record: EnvironmentRecord | None
     """Record of its code; None if there is none."""
@@ -333,7 +336,8 @@ def _finish(
 ) -> None:
     rows = target.rows()
     sizes = Counter(row.group_id for row in rows)
-    settings = replace(
+    # The rollouts are those of the eval: only their rewards are new.
+    settings = request.saved.eval_settings or replace(
         request.grading,
         num_examples=max(1, len(sizes)),
         rollouts=max(sizes.values(), default=1),
@@ -342,7 +346,12 @@ def _finish(
         rows, settings, description, model=request.saved.model, duration_s=duration_s
     )
     target.finish(
-        replace(result, environment_record=request.record, environment_settings=request.settings)
+        replace(
+            result,
+            environment_record=request.record,
+            environment_settings=request.settings,
+            chat_template=request.saved.chat_template,
+        )
     )
     write_eval_report(target)
 
@@ -366,7 +375,7 @@ def _saved(name: str, environment_id: str, of: str | None, steps: str | None) ->
         if value is not None:
             raise ConfigError(f"{option} is for runs, and {path} is an eval; leave it out")
     folder = EvalFolder(path)
-    manifest, result = folder.manifest(), folder.result()
+    manifest, result, settings = folder.manifest(), folder.result(), folder.settings()
     rows, problems = folder.read()
     print_unreadable(problems)
     return Saved(
@@ -375,10 +384,12 @@ def _saved(name: str, environment_id: str, of: str | None, steps: str | None) ->
         name=manifest.get("environment") or manifest["name"],
         settings=manifest.get("env") or {},
         split=Split(manifest.get("split") or Split.EVAL),
-        sampling=(
-            Sampling(max_tokens=1) if result is None else as_played(result.settings.sampling)
+        sampling=Sampling(max_tokens=1) if settings is None else settings.sampling,
+        eval_settings=settings,
+        chat_template=(
+            (manifest.get("chat_template") or "") if result is None else result.chat_template
         ),
-        model=result.model if result is not None else "",
+        model=(manifest.get("model") or "") if result is None else result.model,
         record=result.environment_record if result is not None else None,
         num_rollouts=len(rows),
         most_examples=_MORE_EXAMPLES + max(map(_position, rows), default=0) + len(rows),
@@ -391,6 +402,7 @@ def _saved_run(folder: RunFolder, environment_id: str, of: str | None, steps: st
     entries = {one["name"]: one for one in config.get("environments", ())}
     entry = entries[_chosen(list(entries), environment_id, of, folder.path)]
     section, name = config.get("rollout", {}), entry["name"]
+    temperature, stop = entry.get("temperature"), tuple(section.get("stop") or ())
     chosen = _steps(steps, folder.rollout_steps(), folder.path)
     return Saved(
         path=folder.path,
@@ -399,7 +411,11 @@ def _saved_run(folder: RunFolder, environment_id: str, of: str | None, steps: st
         split=Split.TRAIN,
         sampling=Sampling(
             max_tokens=entry.get("max_tokens") or section.get("max_tokens") or 1,
-            temperature=entry.get("temperature") or section.get("temperature"),
+            temperature=section.get("temperature") if temperature is None else temperature,
+            stop=stop,
+            include_stop_str_in_output=(
+                bool(stop) and section.get("include_stop_str_in_output", False)
+            ),
         ),
         model=folder.path.name,
         record=info.environments.get(name),

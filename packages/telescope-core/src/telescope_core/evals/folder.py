@@ -21,7 +21,7 @@ from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
 from telescope_core.base.types import JsonValue
 from telescope_core.evals.result import EvalResult
-from telescope_core.evals.settings import UNSENT
+from telescope_core.evals.settings import UNSENT, EvalSettings
 from telescope_core.records.files import (
     append_content,
     append_json_line,
@@ -37,6 +37,7 @@ from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
 from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
 
 _RESULT = TypeAdapter(EvalResult)
+_SETTINGS = TypeAdapter(EvalSettings)
 _FILES = ("environment_files", "model_files")
 _MAY_CHANGE = frozenset(
     {
@@ -250,6 +251,21 @@ class EvalFolder:
         """Return the result; None when the eval has none. Raises ConfigError for a damaged one."""
         return read_result(self.path)
 
+    def settings(self) -> EvalSettings | None:
+        """Return the settings of the eval, also of one that has not ended; None if it holds none.
+
+        The manifest of an eval of a training run has them in another form, and so has that of a
+        rescore: only their results hold them. Raises ConfigError for a damaged result.
+        """
+        result = self.result()
+        if result is not None:
+            return result.settings
+        manifest = self.manifest()
+        try:
+            return _SETTINGS.validate_python(_as_read(manifest, manifest), strict=False)
+        except ValidationError:
+            return None
+
     def _require_here(self) -> None:
         """Raise TelescopeError if the folder was removed, which writing would make anew."""
         if not (self.path / "eval.json").exists():
@@ -294,6 +310,12 @@ def _with_unset(settings: Any) -> Any:
     sampling: dict[str, Any] = fields["sampling"]
     unset = {name: None for name, value in UNSENT.items() if sampling.get(name) == value}
     return {**fields, "sampling": {**sampling, **unset}}
+
+
+def _as_read(manifest: Mapping[str, Any], settings: Any) -> Any:
+    """Return the settings that an eval with `manifest` has recorded, as they are meant today."""
+    # Evals of a training run have no URL, and sample with all of their settings.
+    return _with_unset(settings) if "base_url" in manifest else settings
 
 
 def _row_in(line: bytes) -> RolloutRow | Exception:
@@ -393,9 +415,7 @@ def read_result(folder: Path) -> EvalResult | None:
     manifest: dict[str, Any] = about.get("manifest") or {}
     if fields.get("environment_settings") is None:
         fields["environment_settings"] = manifest.get("env")
-    # Evals of a training run have no URL, and sample with all of their settings.
-    if "base_url" in manifest:
-        fields["settings"] = _with_unset(fields.get("settings"))
+    fields["settings"] = _as_read(manifest, fields.get("settings"))
     # Evals of earlier versions have values of secrets there.
     fields["environment_settings"] = without_secrets(fields["environment_settings"])
     try:
