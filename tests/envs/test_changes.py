@@ -7,20 +7,34 @@ from telescope_envs.records.changes import (
     changes_between,
     score_warnings,
 )
+from telescope_envs.records.reading import read_releases
 from telescope_envs.records.release import (
     Dataset,
     RewardRange,
 )
+from telescope_envs.rules.admission import index_line
 
-BEFORE = toy_publication().release
+WEIGHTS = {"correct": 0.9, "short": 0.1}
+BEFORE = toy_publication(reward_weights=WEIGHTS).release
 
 
 def after(version="0.1.1", **fields):
-    return toy_publication(version).release.changed(**fields)
+    return toy_publication(version).release.changed(**{"reward_weights": WEIGHTS, **fields})
 
 
 def test_equal_releases_change_nothing():
     assert changes_between(BEFORE, after()) == []
+    turned = dict(reversed(WEIGHTS.items()))
+    assert changes_between(BEFORE, after(reward_weights=turned)) == []
+
+
+def test_weights_that_a_release_does_not_record_are_no_change():
+    line = index_line(toy_publication("0.1.1").release)
+    assert b"reward_weights" not in line
+    (old,) = read_releases(line, "acme/toy", "index").releases
+    assert changes_between(BEFORE, old) == changes_between(old, BEFORE) == []
+    line = index_line(BEFORE)
+    assert read_releases(line, "acme/toy", "index").releases == [BEFORE]
 
 
 @pytest.mark.parametrize(
@@ -34,6 +48,21 @@ def test_equal_releases_change_nothing():
         (
             {"reward": RewardRange(minimum=0, maximum=1, success=0.5)},
             "success threshold: 1 -> 0.5",
+            True,
+        ),
+        (
+            {"reward_weights": {"solved": 1.0}},
+            "rewards: correct 0.9, short 0.1 -> solved 1.0",
+            True,
+        ),
+        (
+            {"reward_weights": {"correct": 0.9, "short": 0.2}},
+            "rewards: correct 0.9, short 0.1 -> correct 0.9, short 0.2",
+            True,
+        ),
+        (
+            {"reward_weights": {}},
+            "rewards: correct 0.9, short 0.1 -> no weighted sum",
             True,
         ),
         (

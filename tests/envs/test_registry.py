@@ -74,6 +74,7 @@ def test_a_release_says_what_the_environment_declares(published):
     assert release.id == "acme/toy"
     assert release.splits == {"train": 1, "eval": 1}
     assert (release.reward.minimum, release.reward.maximum, release.reward.success) == (0, 1, 1)
+    assert release.reward_weights == {"yes": 1.0}
     assert release.requires_python == ">=3.11"
     line = (Path(published.address) / "index/acme/toy.jsonl").read_text()
     assert json.loads(line)["schema"] == 1

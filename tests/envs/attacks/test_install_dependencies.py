@@ -226,8 +226,15 @@ def test_what_is_tried_sees_no_token_and_no_home(registry, home, options, monkey
     assert install(registry, "toy", options=options).is_new
 
 
-def test_declarations_unlike_the_record(registry, home, options):
-    registry.store.publish(toy_publication(network="always"))
-    with pytest.raises(RegistryError, match="network 'none'"):
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"network": "always"}, "network 'none'"),
+        ({"reward_weights": {"yes": 0.5}}, "reward_weights {'yes': 1.0}"),
+    ],
+)
+def test_declarations_unlike_the_record(registry, home, options, fields, said):
+    registry.store.publish(toy_publication(**fields))
+    with pytest.raises(RegistryError, match=said):
         install(registry, "toy", options=options)
     assert_nothing_installed(home, options)

@@ -36,6 +36,7 @@ REWARD = {"minimum": 0.0, "maximum": 1.0, "success": 1.0}
 HOSTILE_RECORDS = {
     "a reward of NaN": {"reward": RewardRange(**REWARD | {"success": math.nan})},
     "an infinite reward": {"reward": RewardRange(**REWARD | {"maximum": math.inf})},
+    "a weight of NaN": {"reward_weights": {"correct": math.nan}},
     "a minimum above": {"reward": RewardRange(**REWARD | {"minimum": 2.0})},
     "protocols out of order": {"protocol": ProtocolRange(minimum="2.0")},
     "a negative split": {"splits": {"train": -1}},

@@ -60,11 +60,23 @@ def declarations(factory: str, settings: _Settings) -> dict[str, Any]:
             "maximum": environment.reward_max,
             "success": environment.success_threshold,
         },
+        "reward_weights": _weights(environment),
         "network": environment.network,
         "secrets": sorted(environment.secrets),
         "config_schema": settings,
         "config_schema_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
+
+
+def _weights(environment: Environment) -> dict[str, float]:
+    """Return the factor of each reward in their sum; empty for a total of the author's own.
+
+    As in the description of an environment, which the telescope-core here may be too old to give.
+    """
+    if type(environment).compute_reward is not Environment.compute_reward:
+        return {}
+    functions = environment.score_functions
+    return {one.name: one.weight for one in functions if one.kind != "metric"}
 
 
 def declared(factory: str, settings: _Settings) -> dict[str, Any]:

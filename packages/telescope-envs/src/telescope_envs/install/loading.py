@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from msgspec import UNSET
+
 from telescope_core.base.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.processes.running import last_line, passed_on, printed_table, run_program
@@ -31,7 +33,10 @@ _LIMITS_S = {
 }
 """Time limit; an environment of a framework may read its data while it is built."""
 _ABSENT = object()
-_DECLARED = ("config_schema", "config_schema_sha256", "splits", "reward", "network", "secrets")
+_DECLARED = (
+    *("config_schema", "config_schema_sha256", "splits", "reward", "reward_weights"),
+    *("network", "secrets"),
+)
 
 
 def asked(
@@ -109,6 +114,8 @@ def probe(python: Path, release: Release) -> None:
         "network": release.network,
         "secrets": sorted(release.secrets),
     }
+    if release.reward_weights is not UNSET:
+        recorded["reward_weights"] = release.reward_weights
     for field, expected in recorded.items():
         if declared[field] != expected:
             raise RegistryError(

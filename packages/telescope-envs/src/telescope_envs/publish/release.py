@@ -74,6 +74,7 @@ def release_of(
         "datasets": [dataset.as_table() for dataset in datasets],
         "splits": about["splits"],
         "reward": about["reward"],
+        "reward_weights": about["reward_weights"],
         "network": about["network"],
         "secrets": about["secrets"],
         "publisher": owner,

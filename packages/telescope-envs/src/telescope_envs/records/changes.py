@@ -1,14 +1,15 @@
 """Compare two releases of an environment and list the changes for its users."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from telescope_envs.records.release import Release
 
-_SCORES = {"reward range", "success threshold", "splits"}
+_SCORES = {"rewards", "reward range", "success threshold", "splits"}
 """Changes that make the scores of two releases differ even with the same model."""
 
 
@@ -25,12 +26,15 @@ class Change:
 
 
 def changes_between(before: Release, after: Release) -> list[Change]:
-    """Return the differences that matter to a user, in a fixed order."""
+    """Return the differences that matter to a user, in a fixed order.
+
+    What one of the releases does not record is no difference.
+    """
     old, new = _aspects(before), _aspects(after)
     return [
         Change(what=what, before=old[what], after=new[what])
         for what in old
-        if old[what] != new[what]
+        if what in new and old[what] != new[what]
     ]
 
 
@@ -48,7 +52,9 @@ def score_warnings(before: Release, after: Release) -> list[str]:
 
 def _aspects(release: Release) -> dict[str, str]:
     reward = release.reward
-    return {
+    weights = release.reward_weights
+    told = {} if weights is UNSET else {"rewards": _weighted(weights)}
+    return told | {
         "reward range": f"{reward.minimum:g} to {reward.maximum:g}",
         "success threshold": f"{reward.success:g}",
         "splits": _names(
@@ -62,6 +68,11 @@ def _aspects(release: Release) -> dict[str, str]:
         "secrets": _names(sorted(release.secrets)),
         "license": release.license,
     }
+
+
+def _weighted(weights: Mapping[str, float]) -> str:
+    listed = (f"{name} {weight!r}" for name, weight in sorted(weights.items()))
+    return ", ".join(listed) or "no weighted sum"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -175,6 +175,9 @@ class Release(PublicRecord, frozen=True, kw_only=True):
     splits: dict[Line, Count | None]
     """Split -> number of examples; None if it is endless, or if it was checked on fixture rows."""
     reward: RewardRange
+    reward_weights: dict[Line, float] | UnsetType = UNSET
+    """Name of each reward -> its factor in their sum; empty if the total is computed in another
+    way. Missing in releases from before weights were recorded."""
     network: Literal["none", "load", "always"]
     secrets: tuple[Line, ...] = ()
     """Names of environment variables it may read, never values."""
@@ -209,6 +212,10 @@ class Release(PublicRecord, frozen=True, kw_only=True):
         )
         require("version", check_version, self.version)
         check_part("wheel", self.wheel)
+        weights = {} if self.reward_weights is UNSET else self.reward_weights
+        for name, weight in weights.items():
+            if not math.isfinite(weight):
+                raise RecordProblem(f"reward_weights.{name}: must be a finite number")
 
 
 class Deprecation(PublicRecord, frozen=True, kw_only=True):
