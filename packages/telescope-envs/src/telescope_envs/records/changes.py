@@ -1,6 +1,6 @@
 """Compare two releases of an environment and list the changes for its users."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -53,7 +53,9 @@ def score_warnings(before: Release, after: Release) -> list[str]:
 def _aspects(release: Release) -> dict[str, str]:
     reward = release.reward
     weights = release.reward_weights
-    told = {} if weights is UNSET else {"rewards": _weighted(weights)}
+    parts = {} if weights is UNSET else weights
+    listed = ", ".join(f"{name} {weight!r}" for name, weight in sorted(parts.items()))
+    told = {} if weights is UNSET else {"rewards": listed or "no weighted sum"}
     return told | {
         "reward range": f"{reward.minimum:g} to {reward.maximum:g}",
         "success threshold": f"{reward.success:g}",
@@ -68,11 +70,6 @@ def _aspects(release: Release) -> dict[str, str]:
         "secrets": _names(sorted(release.secrets)),
         "license": release.license,
     }
-
-
-def _weighted(weights: Mapping[str, float]) -> str:
-    listed = (f"{name} {weight!r}" for name, weight in sorted(weights.items()))
-    return ", ".join(listed) or "no weighted sum"
 
 
 def _names(names: Iterable[str]) -> str:
