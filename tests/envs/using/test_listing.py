@@ -86,6 +86,19 @@ def test_filters_and_json_say_what_is_here(published, installed, telescope):
     assert "did you mean 'acme'?" in err
 
 
+@pytest.mark.parametrize("flags", [(), ("--owner", "acme"), ("--installed",)])
+def test_that_nothing_is_outdated_is_said(published, installed, telescope, flags):
+    assert telescope("env", "list", "--outdated", *flags) == (
+        0,
+        "Nothing is outdated; installed and compared with a registry: 1\n",
+        "",
+    )
+
+
+def test_where_nothing_is_installed_none_is_called_current(published, telescope):
+    assert telescope("env", "list", "--outdated")[1].startswith("No environment matches")
+
+
 def test_what_is_outdated_is_asked_of_the_registry_it_came_from(
     published, installed, home, telescope, tmp_path
 ):

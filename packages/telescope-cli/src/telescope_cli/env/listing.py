@@ -68,21 +68,25 @@ def list_environments(
     published = _published(opened, asks_others=not registry) if opened is not None else {}
     rows = _listed_environments(one.row for one in published.values())
     rows = [_warned(row, published[row.id]) if row.id in published else row for row in rows]
-    wanted = [
+    chosen = [
         row
         for row in rows
         if not (installed and row.installed is None and row.linked is None)
         and not (locked and row.locked is None)
-        and not (outdated and not row.is_outdated)
         and not (owner and row.id.partition("/")[0] != owner)
     ]
+    wanted = [row for row in chosen if row.is_outdated or not outdated]
     if as_json:
         typer.echo(msgspec.json.encode(wanted).decode())
         return
     owners = {row.id.partition("/")[0] for row in rows}
     if owner and owner not in owners:
         raise unknown_name("owner", owner, owners)
-    typer.echo(_table(wanted) or "No environment matches; to see all, run: telescope env list")
+    nothing = "No environment matches; to see all, run: telescope env list"
+    compared = [row for row in chosen if row.installed is not None and row.version is not None]
+    if outdated and compared:
+        nothing = f"Nothing is outdated; installed and compared with a registry: {len(compared)}"
+    typer.echo(_table(wanted) or nothing)
 
 
 def search(
