@@ -290,6 +290,23 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize("part", ["warm", "warm-log", "base", "."])
+def test_a_folder_that_cannot_be_written_is_refused_at_once(
+    config_file, tmp_path, monkeypatch, part
+):
+    (tmp_path / part).mkdir(exist_ok=True)
+    closed = tmp_path / part
+    rights = os.access
+    # The superuser, as whom tests may run, can write in any folder.
+    monkeypatch.setattr(
+        os, "access", lambda path, *more: Path(path) != closed and rights(path, *more)
+    )
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"cannot be written: {closed} is not writable"):
+        run_sft(load_sft_config([config_file]))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.slow
 def test_a_finished_training_whose_checkpoint_is_refused_stays_finished(config_file, tmp_path):
     trained(config_file, tmp_path / "b", *SAVED)

@@ -16,6 +16,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interruptible, interrupts
 from telescope_core.base.errors import ConfigError, NoRoomError, NotWrittenError, TelescopeError
+from telescope_core.base.folders import why_not_writable
 from telescope_core.records import RunFolder
 from telescope_core.records.logs import Logs
 from telescope_core.records.room import not_written
@@ -110,6 +111,7 @@ def _run_sft(
     goes_on = config.resume_from_checkpoint == LATEST
     RunFolder(folder).require_ended(has_ended_elsewhere=goes_on)
     require_replaceable(output)
+    _require_writable(config)
     if note := settings_found(config).note:
         tell(note)
     point = sft_resume_point(config)
@@ -162,6 +164,21 @@ def _advising_on_room(config: SftConfig) -> Iterator[None]:
         told = error if is_told else GpuMemoryError.of("the trainer", error)
         advice = smaller_rank(trainer_section(config), config.megatron, in_step=True)
         raise GpuMemoryError(ended_text(config, f"{told}; {advice}")) from None
+
+
+def _require_writable(config: SftConfig) -> None:
+    """Raise ConfigError if one of the folders that are written cannot be; training takes hours."""
+    output = Path(config.output)
+    # A model is written beside an earlier one, and then takes its place.
+    written = [output.absolute().parent, output, log_folder(config)]
+    written += [Path(config.model)] if config.make_tiny_model else []
+    for folder in written:
+        if why := why_not_writable(folder.absolute()):
+            raise ConfigError(
+                f"the folder {folder} cannot be written: {why}; name another "
+                f"{'model' if folder == Path(config.model) else 'output'}, or get the right to "
+                "write there"
+            )
 
 
 def _look_at_model(config: SftConfig, tell: Callable[[str], None]) -> None:
