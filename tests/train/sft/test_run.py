@@ -290,6 +290,49 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
 
 
+def end_killed(info: Path) -> None:
+    """Make the finished training of this `run.json` one that a kill ended before it was that."""
+    fields = json.loads(info.read_text()) | {"state": "running", "ended_at": None}
+    info.write_text(json.dumps(fields | {"process_started": "gone"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enough", [(), ("--stop_at_accuracy", "1e-12")])
+def test_a_training_that_is_killed_after_its_last_checkpoint_is_finished(
+    config_file, tmp_path, enough
+):
+    output = trained(config_file, tmp_path / "b", *SAVED, *enough)
+    expected, rows = load_file(output / "model.safetensors"), rows_of(output)
+    log = tmp_path / "b-log"
+    newest = log / "checkpoints" / f"step-{rows[-1]['step']:06}" / "checkpoint.json"
+    written = newest.stat().st_mtime_ns
+    for has_row in (True, False) if not enough else (True,):
+        end_killed(log / "run.json")
+        shutil.rmtree(output)
+        if not has_row:
+            lines = (log / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (log / "metrics.jsonl").write_text("".join(lines[:-1]))
+        told = []
+        run_sft(
+            load_sft_config(
+                [config_file],
+                [
+                    *("--number_of_steps", "10", "--batch_size", "6", "--loss_log_every", "1"),
+                    *("--output", str(output), *LATEST, *enough),
+                ],
+            ),
+            on_row=told.append,
+        )
+        found = load_file(output / "model.safetensors")
+        assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+        assert RunFolder.open(log).info().state == "finished"
+        assert [row["step"] for row in rows_of(output)] == [row["step"] for row in rows]
+        assert rows_of(output)[-1]["accuracy"] == pytest.approx(rows[-1]["accuracy"])
+        assert (rows_of(output) == rows) == has_row
+        assert [row.step for row in told] == [rows[-1]["step"]]
+        assert newest.stat().st_mtime_ns == written, "no step is saved again"
+
+
 @pytest.mark.parametrize("part", ["warm", "warm-log", "base", "."])
 def test_a_folder_that_cannot_be_written_is_refused_at_once(
     config_file, tmp_path, monkeypatch, part

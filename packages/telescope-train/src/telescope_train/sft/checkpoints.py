@@ -12,6 +12,7 @@ from telescope_core.base import interrupts
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.open import record_environment
+from telescope_core.records import RunFolder, RunState
 from telescope_core.records.folders import end_replacing, sweep
 from telescope_train.backends.protocol import BackendSettings, Ranks
 from telescope_train.checkpoints.folders import (
@@ -169,7 +170,9 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
             f"training can be resumed only with the model, examples, batch size and seed that it "
             f"had in {where!r}; restore these settings:\n" + "\n".join(changed)
         )
-    if checkpoint.step >= config.number_of_steps:
+    # A kill after the last checkpoint leaves only the end to be recorded.
+    is_left = checkpoint.step == config.number_of_steps and _is_unfinished(config)
+    if checkpoint.step >= config.number_of_steps and not is_left:
         raise ConfigError(
             f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
             f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps"
@@ -177,6 +180,19 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
     input_changes(checkpoint, _inputs(config))
     require_start(checkpoint, how_to_go_on(config), samples=False)
     return checkpoint
+
+
+def _is_unfinished(config: SftConfig) -> bool:
+    """Return whether training goes on in its own folder, where it has not ended as it should.
+
+    As for `require_ended`, a folder with a damaged `run.json` holds no finished training.
+    """
+    if config.resume_from_checkpoint != LATEST:
+        return False
+    try:
+        return RunFolder(log_folder(config)).info().state is not RunState.FINISHED
+    except ConfigError:
+        return True
 
 
 def checkpointer(

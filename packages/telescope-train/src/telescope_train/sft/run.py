@@ -227,18 +227,33 @@ async def _train_and_export(
         # Later steps are measured again, and without a checkpoint step 0 too.
         run.drop_after(num_done if point else -1)
         step = num_done
+        recorded = _last_row(run, config, num_done=num_done)
         try:
-            async for row in train(config, samples, ranks, saving, num_done=num_done):
-                run.log_metrics({"step": row.step, **row.metrics})
-                on_row(row)
-                step = row.step
+            if recorded is not None:
+                on_row(recorded)
+            else:
+                async for row in train(config, samples, ranks, saving, num_done=num_done):
+                    run.log_metrics({"step": row.step, **row.metrics})
+                    on_row(row)
+                    step = row.step
             # Before the last step is saved, from which nobody could come back to write it.
             # The absolute path, because ranks may have another working directory.
             await ranks.save_pretrained(run.path.with_name(Path(config.output).name))
-            if config.checkpoint_every:
+            if config.checkpoint_every and (step > num_done or point is None):
                 await saving.finish(step, is_exported=False)
         finally:
             await saving.close()
+
+
+def _last_row(run: RunFolder, config: SftConfig, *, num_done: int) -> SftRow | None:
+    """Return the recorded row of the last step, if `num_done` are all of them; else None."""
+    rows = [row for row in run.metrics() if row["step"] == num_done and "accuracy" in row]
+    if not rows:
+        return None
+    metrics = {name: value for name, value in rows[-1].items() if name != "step"}
+    row = SftRow(step=num_done, accuracy=metrics["accuracy"], metrics=metrics)
+    is_enough = config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy
+    return row if is_enough or num_done == config.number_of_steps else None
 
 
 def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
@@ -254,15 +269,18 @@ def _tokenizer(config: SftConfig) -> PreTrainedTokenizerBase:
 async def train(
     config: SftConfig, samples: GoldSamples, ranks: Ranks, saving: Checkpointer, *, num_done: int
 ) -> AsyncIterator[SftRow]:
-    """Take the steps after `num_done`; yields a row before the first one, then as configured."""
+    """Take the steps after `num_done`; yields a row before the first one, then as configured.
+
+    If none is left, it yields the row of the last one.
+    """
     started_s = time.monotonic()
     counts = {
         "examples/learnt": float(len(samples.learnt)),
         TRUNCATED: float(samples.num_truncated),
         DROPPED: float(samples.num_dropped),
     }
-    if not num_done:
-        yield await _measure(0, counts, samples.held_out, ranks, config, started_s)
+    if num_done in (0, config.number_of_steps):
+        yield await _measure(num_done, counts, samples.held_out, ranks, config, started_s)
     steps = islice(_draw(samples.learnt, config), num_done, config.number_of_steps)
     for step, batch in enumerate(steps, start=num_done + 1):
         plan = StepPlan(minibatches=[_packed(batch, ranks, config)], order=[0])
