@@ -17,7 +17,7 @@ from telescope_train.backends.fsdp import policy as fsdp_policy
 from telescope_train.backends.fsdp.sharding import local_part, reshard
 from telescope_train.batches.packing import pack
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.models.lora import adapters_off, scaled_adapter
+from telescope_train.models.lora import adapters_off, merged_weights, scaled_adapter
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -298,6 +298,13 @@ def test_a_bfloat16_base_has_float32_adapters(tiny, start):
     assert worker.train_step(grpo_batches(seq_len=128)[0], version=0)["grad_norm"] > 0
     with adapters_off(worker.backend._policy.lm):
         worker.logprobs(grpo_batches(seq_len=128)[0])
+    # What is asked for in float32, as `telescope export --dtype` does, is not rounded before.
+    reshard(worker.backend._policy)
+    lm = worker.backend._policy.lm
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = dict(merged_weights(lm, local_part, dtype))
+        value = next(value for name, value in whole.items() if "q_proj" in name)
+        assert torch.equal(value, value.to(torch.bfloat16).to(dtype)) == (dtype is torch.bfloat16)
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj"])

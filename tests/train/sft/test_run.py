@@ -613,3 +613,24 @@ def test_a_new_tiny_model_is_made_again(tmp_path):
     first = (make_tiny_model(tmp_path / "base", seed=0) / "model.safetensors").read_bytes()
     again = make_tiny_model(tmp_path / "base", seed=1) / "model.safetensors"
     assert again.read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    "other", ["README.md", "src/train.py", "data.jsonl", "step-000004/config.json", "adapter/mine"]
+)
+def test_files_of_a_users_own_beside_a_model_are_never_replaced(tmp_path, other):
+    model = tmp_path / "model"
+    for name in ("config.json", "model-00001-of-00002.safetensors", "adapter/adapter_config.json"):
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / name).write_text('{"model_type": "qwen3"}')
+    require_replaceable(model)
+    (model / other).parent.mkdir(exist_ok=True)
+    (model / other).write_text("mine")
+    with pytest.raises(ConfigError, match=f"and '{other.split('/')[0]}', which are no part"):
+        require_replaceable(model)
+
+
+def test_code_is_part_of_a_model_that_has_its_own(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {}}')
+    (tmp_path / "helpers.py").write_text("")
+    require_replaceable(tmp_path)

@@ -38,9 +38,8 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.config.schema import ModelSection, TrainerSection
 from telescope_train.models.load import load_model, no_progress_bars, torch_dtype
-from telescope_train.models.location import require_replaceable
+from telescope_train.models.location import ADAPTER_FOLDER, require_replaceable
 from telescope_train.models.lora import (
-    ADAPTER_FOLDER,
     adapter_weights,
     add_adapters,
     merged_weights,
@@ -138,7 +137,8 @@ def _export(
             ).model
             named = base if base is not None and base_folders(checkpoint) else settings.model
             add_adapters(lm, trainer, model_name=named)
-            weights = _merge(weights, lm, settings, adapter_folder=partial / ADAPTER_FOLDER)
+            folder = partial / ADAPTER_FOLDER
+            weights = _merge(weights, lm, settings, adapter_folder=folder, dtype=wanted)
         weights = {name: value.to(wanted) for name, value in weights.items()}
         model = _model_with(weights, checkpoint, wanted)
         for path in checkpoint.model_path.iterdir():
@@ -261,6 +261,7 @@ def _merge(
     settings: ModelSection,
     *,
     adapter_folder: Path,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Return the weights of the base model `lm` with the adapters merged into them.
 
@@ -274,7 +275,7 @@ def _merge(
             f"unknown {left.unexpected_keys[:3]}; restore the model that they were trained on"
         )
     write_adapter(adapter_folder, lm, dict(adapter_weights(lm, _itself)))
-    return {name: value.detach() for name, value in merged_weights(lm, _itself)}
+    return {name: value.detach() for name, value in merged_weights(lm, _itself, dtype)}
 
 
 def _itself(value: Tensor) -> Tensor:

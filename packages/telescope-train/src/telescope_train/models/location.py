@@ -1,6 +1,9 @@
 """Resolve a model name: a folder on this machine, or an id on the Hugging Face Hub."""
 
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.file_proofs import SUMS, wrong_sums
@@ -10,6 +13,17 @@ from telescope_core.records.run_folder import where_its_model_is
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of peft beside the weights of an adapter."""
+ADAPTER_FOLDER = "adapter"
+"""Folder of the adapter beside the model that it was merged into."""
+_OF_MODEL = (
+    *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
+    *("pytorch_model*.bin", "pytorch_model.bin.index.json", SUMS, "TINY_MODEL"),
+    *("tokenizer.json", "tokenizer_config.json", "*.model", "vocab.json", "merges.txt"),
+    *("vocab.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"),
+    *("additional_chat_templates", "preprocessor_config.json", "processor_config.json"),
+    *(".metadata", "*.distcp"),
+)
+"""Names in the folder of a model, or of the state of a checkpoint. Others are somebody's own."""
 
 
 def locate_model(name: str, *, output_dir: str = "runs") -> str:
@@ -87,7 +101,8 @@ def _advice(path: Path) -> str:
 def require_replaceable(folder: Path) -> None:
     """Raise ConfigError if `folder` holds something that is neither a model nor a checkpoint.
 
-    Also if no folder can be put in its place.
+    All of it would be deleted, so each name in it counts. Also if no folder can be put in its
+    place.
     """
     if why := why_not_writable(folder.absolute().parent):
         raise ConfigError(f"{str(folder)!r} cannot be written: {why}; name another folder")
@@ -99,12 +114,31 @@ def require_replaceable(folder: Path) -> None:
             f"{str(folder)!r} exists and holds no model or checkpoint that could be replaced; "
             "name another folder, or remove it"
         )
+    # Code of a model's own has any name.
+    names = (*_OF_MODEL, *(("*.py",) if "auto_map" in _config(folder) else ()))
+    others = sorted(one.name for one in folder.iterdir() if not _is_of_model(one, names))
+    if others:
+        raise ConfigError(
+            f"{str(folder)!r} holds a model and {', '.join(map(repr, others[:3]))}"
+            f"{' and more' * (len(others) > 3)}, which are no part of a model and would be "
+            "deleted with it; move them away, or name another folder"
+        )
+
+
+def _is_of_model(entry: Path, names: Sequence[str]) -> bool:
+    if entry.name == ADAPTER_FOLDER:
+        known = (ADAPTER_CONFIG, "adapter_model.safetensors", SUMS)
+        return all(one.name in known for one in entry.iterdir())
+    return any(fnmatch(entry.name, pattern) for pattern in names)
 
 
 def _is_model(folder: Path) -> bool:
     """Return whether `folder` has a model's config.json; that of a run has no model_type."""
-    fields = read_json(folder / "config.json")
-    return fields is not None and "model_type" in fields
+    return "model_type" in _config(folder)
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    return read_json(folder / "config.json") or {}
 
 
 def first_line(error: Exception) -> str:

@@ -24,8 +24,6 @@ from telescope_train.models.rounding import round_steadily
 
 ADAPTER = "default"
 """peft's name for an adapter without one."""
-ADAPTER_FOLDER = "adapter"
-"""Folder inside an export that holds the adapter alone."""
 
 
 def add_adapters(lm: PreTrainedModel, trainer: TrainerSection, *, model_name: str) -> None:
@@ -107,11 +105,11 @@ def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
 
 
 def merged_weights(
-    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor]
+    lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (base name, value) of every parameter, with adapters merged in, in its own dtype.
+    """Yield (base name, value) of every parameter, with adapters merged in.
 
-    `whole` gathers one parameter.
+    `whole` gathers one parameter. Sums are rounded once, to `dtype` or that of the parameter.
     """
     modules = adapted_modules(lm)
     for name, parameter in lm.named_parameters():
@@ -121,7 +119,7 @@ def merged_weights(
         module_name, _, leaf = base_name.rpartition(".")
         value = whole(parameter.detach())
         if leaf == "weight" and module_name in modules:
-            value = merged(value, modules[module_name], whole).to(value.dtype)
+            value = merged(value, modules[module_name], whole).to(dtype or value.dtype)
         yield base_name, value
 
 

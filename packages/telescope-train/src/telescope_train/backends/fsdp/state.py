@@ -26,7 +26,8 @@ from telescope_train.backends.progress import Progress, random_state, set_random
 from telescope_train.chat.tokenizer import load_tokenizer
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.load import no_progress_bars
-from telescope_train.models.lora import ADAPTER_FOLDER, write_adapter
+from telescope_train.models.location import ADAPTER_FOLDER
+from telescope_train.models.lora import write_adapter
 from telescope_train.models.saving import save_model
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True)
