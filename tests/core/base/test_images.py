@@ -22,6 +22,7 @@ from telescope_core import (
     read_image,
     reward,
 )
+from telescope_core.base.images import why_unusable
 from telescope_core.base.messages import message_from_json, message_to_json, message_to_record
 from telescope_core.errors import EndpointError, EnvironmentLoadError
 from telescope_core.evals import EvalSettings, run_eval
@@ -117,6 +118,18 @@ def test_data_urls_are_read_as_people_write_them(begin, kind):
     part = {"type": "image_url", "image_url": {"url": f"{begin},{RED.data}"}}
     message = message_from_json({"role": "user", "content": [part]})
     assert message.images == (Image(media_type=kind, data=RED.data),)
+
+
+def test_how_closely_an_endpoint_is_to_look_is_kept_in_every_form():
+    url = {"url": URL, "detail": "low"}
+    row = {"role": "user", "content": [{"type": "image_url", "image_url": url}]}
+    message = message_from_json(row)
+    assert parts_of(message) == row["content"]
+    for form in (message_to_json, message_to_record):
+        assert message_from_json(json.loads(json.dumps(form(message)))) == message
+    assert "detail" in why_unusable(
+        replace(message, images=(replace(message.images[0], detail=1),))
+    )
 
 
 def test_texts_and_pictures_keep_their_order():

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from telescope_adapters.settings import Requests
 from telescope_adapters.verifiers_tasks import Playing, PolicyShim
 from telescope_core.environments import Episode
 from telescope_core.gateway import Gateway, listener
@@ -48,7 +49,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[SimpleNamespace]
         url, header = urlsplit(server.base_url), (b"X-Session", b"mine")
         policy = ScriptedClient(["2"]).policy("r")
         episode = Episode(Example(id="e", prompt=""), [], policy=policy, sampling=SAMPLING)
-        kept = [Playing(episode=episode)]
+        kept = [Playing(requests=Requests(episode))]
         server.playing["mine"] = kept[0]
     path = f"{url.path}/chat/completions".encode()
     yield SimpleNamespace(port=url.port, path=path, header=header, kept=kept, kind=request.param)

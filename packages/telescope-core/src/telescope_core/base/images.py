@@ -93,7 +93,8 @@ def parts_of(message: Message) -> list[dict[str, Any]]:
     for image in message.images:
         if text := message.content[begin : image.at]:
             parts.append({"type": "text", "text": text})
-        parts.append({"type": "image_url", "image_url": {"url": url_of(image)}})
+        detail = {"detail": image.detail} if image.detail else {}
+        parts.append({"type": "image_url", "image_url": {"url": url_of(image), **detail}})
         begin = image.at
     if text := message.content[begin:]:
         parts.append({"type": "text", "text": text})
@@ -115,7 +116,7 @@ def image_in(part: object) -> Image | None:
     kind, *options = head.lower().split(";")
     if not comma or options[-1:] != ["base64"] or kind not in _IN_URLS:
         return None
-    return Image(media_type=_IN_URLS[kind], data=data)
+    return Image(media_type=_IN_URLS[kind], data=data, detail=_detail_in(part))
 
 
 def why_no_image(part: object) -> str:
@@ -131,6 +132,14 @@ def _url_in(part: object) -> str:
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
             return url
+        case _:
+            return ""
+
+
+def _detail_in(part: object) -> str:
+    match part:
+        case {"image_url": {"detail": str(detail)}}:
+            return detail
         case _:
             return ""
 
@@ -179,8 +188,9 @@ def images_from_json(plain: object) -> tuple[Image, ...]:
     for one in cast(Sequence[object], plain):
         match one:
             case {"media_type": str(kind), "data": str(data)} if isinstance(one, Mapping):
-                at = cast(Mapping[str, object], one).get("at", 0)
-                found.append(Image(media_type=kind, data=data, at=int(cast(int, at))))
+                fields = cast(Mapping[str, object], one)
+                at, detail = int(cast(int, fields.get("at", 0))), str(fields.get("detail", ""))
+                found.append(Image(media_type=kind, data=data, at=at, detail=detail))
             case _:
                 raise ValueError(f"an image must have media_type and data, got {one!r:.80}")
     return tuple(found)
@@ -190,6 +200,8 @@ def _why_no_picture(image: Image) -> str | None:
     if image.media_type not in MEDIA_TYPES:
         return f"an image is of type {image.media_type!r}; expected one of {', '.join(MEDIA_TYPES)}"
     data = cast(object, image.data)
+    if not isinstance(cast(object, image.detail), str):
+        return f"the detail of an image must be text, such as 'low', got {_shown(image.detail)}"
     if not isinstance(data, str):
         return f"the data of an image must be base64 text, got {_shown(data)}; {_FROM_OTHERS}"
     # Decoding all of it takes three times as long, and messages are checked in every turn.

@@ -98,6 +98,8 @@ class Image:
     """The file's bytes in base64."""
     at: int = 0
     """Number of characters of the message's content that come before it."""
+    detail: str = ""
+    """How closely an endpoint looks at it, such as low or high; empty leaves that to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ from telescope_core.base.types import (
     Split,
 )
 
-MAX_FRAME_BYTES = 64 * 2**20
+MAX_FRAME_BYTES = 512 * 2**20
+"""Largest frame, in bytes: a rollout with all of its pictures, or a group of them, is one."""
 MAX_HELLO_BYTES = 64 * 2**10
 """Largest frame, in bytes, that is accepted before the host has shown its token."""
 _LENGTH = struct.Struct(">I")
@@ -275,7 +276,8 @@ def to_bytes(frame: HostFrame | WorkerFrame) -> bytes:
         raise ProtocolError(
             f"a {type(frame).__name__.lower()} message of {len(body)} bytes exceeds the "
             f"{MAX_FRAME_BYTES} bytes of the environment protocol; keep large data out of "
-            "conversations, Example.info and rollouts"
+            "conversations, Example.info and rollouts, or play in this process "
+            "(env_isolation = none)"
         )
     return _LENGTH.pack(len(body)) + body
 
