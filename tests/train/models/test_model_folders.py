@@ -28,6 +28,7 @@ from telescope_train.backends.megatron.mapping import hugging_face_shapes
 from telescope_train.checkpoints.saver import save_model_description
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.facts import facts_of, read_model_facts
+from telescope_train.models.fit import empty_model
 from telescope_train.models.load import load_model, prepare_model
 from telescope_train.models.source import read_source, require_tensors
 
@@ -232,3 +233,8 @@ def test_a_head_that_is_tied_by_itself_is_counted_once(family):
     given = {**config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
     unsaid = {name: value for name, value in given.items() if name != "tie_word_embeddings"}
     assert facts_of(unsaid).num_parameters == facts_of(given).num_parameters
+
+
+def test_a_model_that_sees_is_refused_in_plain_words():
+    with pytest.raises(ConfigError, match=r"'qwen2_5_vl' reads pictures.*--base-url"):
+        empty_model(transformers.Qwen2_5_VLConfig(), "float32")

@@ -61,10 +61,19 @@ class Misfit:
 
 
 def empty_model(config: "PreTrainedConfig", dtype: str) -> "PreTrainedModel":
-    """Return the model of `config` without memory for its weights, all of them on `meta`."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    """Return the model of `config` without memory for its weights, all of them on `meta`.
 
+    Raises ConfigError for a model that sees and has no class for text alone.
+    """
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    if hasattr(config, "vision_config") and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(
+            f"a model of type {config.model_type!r} reads pictures, and transformers has no class "
+            "for its text alone; models that read pictures are not trained here: take a model of "
+            "text, or evaluate this one behind --base-url"
+        )
     # A generator of no device: drawing numbers that nobody keeps must not move that of the run.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
