@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from telescope_core import ConfigError, Example, ListSource, SingleTurnEnvironment, Split, reward
+from telescope_core.images import image_of, message_of
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
@@ -113,6 +114,20 @@ async def test_an_eval_of_more_examples_than_there_are_is_refused(environment, f
     prepared = SimpleNamespace(config=settings, environments=SimpleNamespace(opened=opened))
     with pytest.raises(ConfigError, match=problem):
         # The first thing that a run opens, before its servers.
+        await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
+
+
+async def test_prompts_with_pictures_are_refused_before_any_server_starts():
+    picture = image_of(b"\x89PNG\r\n\x1a\n")
+
+    class Sees(Sums):
+        def examples(self, split):
+            return [Example(id="1", prompt=(message_of("user", "What?", picture),), answer="2")]
+
+    sees = InProcessEnvironment(Sees(), name="sees")
+    opened = OpenedEnvironments(training={"sees": sees}, evals={}, clients=(sees,))
+    prepared = SimpleNamespace(config=config(), environments=SimpleNamespace(opened=opened))
+    with pytest.raises(ConfigError, match=r"environment sees: a user message has a picture"):
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
 

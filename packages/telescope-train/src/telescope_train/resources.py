@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from telescope_core.base.errors import ConfigError, TelescopeError, TemplateLossError
+from telescope_core.base.protocols import EnvironmentClient
+from telescope_core.base.types import Split
 from telescope_core.gateway import Gateway
 from telescope_core.processes import EnvironmentPool
 from telescope_core.records import RunFolder
@@ -17,6 +20,7 @@ from telescope_core.records.servers import ServerRole, ServerState
 from telescope_train.backends import layout_of
 from telescope_train.backends.protocol import BackendSettings
 from telescope_train.backends.transfer import Wire
+from telescope_train.chat.message_form import MessageForm
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
@@ -109,19 +113,33 @@ class Resources:
 async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -> Renderer:
     """Load tokenizer and chat template; show and record its effects on sampled turns.
 
-    Raises ConfigError if it cannot write what an environment needs, such as tools, or if an eval
-    asks for more examples than there are.
+    Raises ConfigError if it cannot write what an environment needs, such as tools, if prompts have
+    pictures, or if an eval asks for more examples than there are.
     """
     config = prepared.config
     opened = prepared.environments.opened
     described = await asyncio.gather(*(one.describe() for one in opened.clients))
     for note in await check_num_examples(config.evals.evals, opened.evals):
         view.note(note)
+    await asyncio.gather(*(_refuse_pictures(*one) for one in opened.training.items()))
     renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)
     folder.note_chat_template(report.row())
     return renderer
+
+
+async def _refuse_pictures(name: str, client: EnvironmentClient) -> None:
+    """Raise ConfigError if the first example has a picture; later ones are refused when played."""
+    try:
+        prompt = (await client.example(Split.TRAIN, 0)).prompt
+    except TelescopeError:
+        return  # An environment without such an example says so to who plays it.
+    try:
+        for message in () if isinstance(prompt, str) else prompt:
+            MessageForm().plain(message)
+    except TemplateLossError as error:
+        raise ConfigError(f"environment {name}: {error}") from None
 
 
 @asynccontextmanager
