@@ -267,3 +267,45 @@ def test_nothing_is_read_before_it_is_asked_for_and_the_library_is_named(monkeyp
 def test_a_revision_is_declared_only_where_there_is_one(tmp_path):
     assert DatasetSpec(path="acme/sums", revision="0" * 40).revisions() == {"acme/sums": "0" * 40}
     assert spec(tmp_path, tmp_path).revisions() == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "split", "numbers"),
+    [
+        ("one", "train", range(9)),
+        ("one", "train[2:4]", range(2, 4)),
+        ("several", "train_sft", range(9)),
+        ("several", "extra", range(3)),
+        ("several", "extra[:1]+train_sft[8:]", (0, 8)),
+        ("apart", "train", range(9)),
+        ("apart", "test", range(3)),
+    ],
+)
+def test_a_folder_of_save_to_disk_is_read_with_the_splits_that_it_has(
+    tmp_path, folder, split, numbers
+):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_list([{"question": f"{n}?", "n": n} for n in range(9)])
+    few = rows.select(range(3)).with_format("numpy", columns=["n"])
+    rows.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict(train_sft=rows, extra=few).save_to_disk(tmp_path / "several")
+    for name, part in (("train", rows), ("test", few)):
+        part.save_to_disk(tmp_path / "apart" / name)
+    table = load_table(spec(tmp_path / folder, tmp_path), split)
+    assert list(table) == [{"question": f"{n}?", "n": n} for n in numbers]
+
+
+@pytest.mark.parametrize(
+    ("about", "split", "fact"),
+    [
+        ({}, "test", r"\"test\".*train.*name one of its splits"),
+        ({"subset": "main"}, "train", "no subsets; remove"),
+    ],
+)
+def test_what_a_folder_of_save_to_disk_does_not_have_is_told(tmp_path, about, split, fact):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    with pytest.raises(EnvironmentLoadError, match=fact):
+        load_table(spec(tmp_path / "one", tmp_path, **about), split)

@@ -47,7 +47,10 @@ _PLAIN_CSV = frozenset({"name", "version", "data_dir", "data_files", "descriptio
 _MAY_SAY = {"csv": _PLAIN_CSV | {"sep", "delimiter"}, "json": _PLAIN_CSV}
 """Options of text files that a dataset's card may set; others would change how they are read."""
 _FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
-_NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_INFO, _STATE, _SPLITS = "dataset_info.json", "state.json", "dataset_dict.json"
+"""Files that the library's `save_to_disk` writes: the first two beside the rows of one split, the
+last beside the folders of several."""
+_NO_DATA = ("config.json", _INFO, "dataset_infos.json", _SPLITS)
 """Files beside the data, which the library does not read as data."""
 
 
@@ -170,12 +173,15 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             f"dataset {spec.path!r} needs the `datasets` library, which is not installed; "
             "run: pip install 'telescope-core[datasets]'"
         ) from error
-    files = [] if spec.local is None else _files_of_one_format(spec.local)
+    is_saved = spec.local is not None and _is_saved(spec.local)
+    files = [] if spec.local is None or is_saved else _files_of_one_format(spec.local)
     common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
     if local is None:
         common["revision"] = spec.revision
     library, path = cast(Any, datasets), spec.path if local is None else str(local)
     try:
+        if is_saved:
+            return _as_saved(library, spec, split)
         if local is None:
             _require_hub(path, Path(spec.cache_dir or library.config.HF_DATASETS_CACHE))
             builder = _hub_builder(library, path, common)
@@ -190,6 +196,8 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             "check the id, the revision and the network (HF_TOKEN for one that is private or "
             "gated, HF_ENDPOINT for a mirror), or give a local folder or file"
             if local is None
+            else "name one of its splits, or write the folder again with save_to_disk"
+            if is_saved
             else "a folder needs data files, such as .jsonl or .parquet, whose names give its "
             "splits, such as train and test; add or rename them, or give a file"
         )
@@ -197,6 +205,29 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             f"cannot load split {split!r} of dataset {spec.path!r} (subset {spec.subset or None!r},"
             f" revision {spec.revision or None!r}): {error}; {advice}"
         ) from error
+
+
+def _is_saved(folder: Path) -> bool:
+    """Return whether the library's `save_to_disk` wrote the folder."""
+    has = [(folder / name).is_file() for name in (_SPLITS, _STATE, _INFO)]
+    return has[0] or all(has[1:])
+
+
+def _as_saved(library: Any, spec: DatasetSpec, split: str) -> Table:
+    """Return the rows of a folder that `save_to_disk` wrote.
+
+    Read as a folder of files, its splits would get other names (`train_sft` would be `train`), or
+    none. A single split is `train`, as the files of a folder are whose names give no split.
+    """
+    if spec.subset:
+        raise ValueError("it was written by save_to_disk and has no subsets; remove the subset")
+    found = library.load_from_disk(str(spec.local))
+    splits = {"train": found} if isinstance(found, library.Dataset) else dict(found)
+    sizes = {str(name): len(rows) for name, rows in splits.items()}
+    wanted = library.ReadInstruction.from_spec(split).to_absolute(sizes)
+    parts = [splits[one.splitname].select(range(one.from_, one.to)) for one in wanted]
+    # A dataset keeps the format of whoever saved it, such as tensors or a choice of columns.
+    return ArrowRows(library.concatenate_datasets(parts).with_format(None))
 
 
 def _files_of_one_format(folder: Path) -> list[Path]:
@@ -210,6 +241,7 @@ def _files_of_one_format(folder: Path) -> list[Path]:
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
         for path in (Path(parent, name) for name in sorted(names)):
             is_data = not path.name.startswith(".") and path.name not in _NO_DATA
+            is_data &= path.name != _STATE or _INFO not in names
             if is_data and (kind := _FORMATS.get(path.suffix)) is not None:
                 found.setdefault(kind, []).append(path)
     import huggingface_hub
