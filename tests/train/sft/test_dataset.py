@@ -268,6 +268,36 @@ def test_turns_of_weight_0_are_not_learned(tmp_path, weights, learnt, whole):
     assert "".join(turn.partition("<|end|>")[0] for turn in turns) == whole
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        *({"loss_mask": 0}, {"loss_mask": 1}, {"loss_scale": 0.0}, {"loss_weight": 0}),
+        *({"mask": True}, {"masked": True}, {"trainable": False}, {"training": False}),
+        *({"train_detail": [{"begin_offset": 0, "train": False}]}, {"learn": False}),
+    ],
+    ids=json.dumps,
+)
+def test_turns_that_another_key_says_are_learned_or_not_are_refused(tmp_path, told):
+    rows = [conversation(0), conversation(1)]
+    rows[1][2] |= told
+    config = config_of(write(tmp_path / "chats.jsonl", rows))
+    with pytest.raises(ConfigError, match=rf"row 2\b.*message 2: has '{next(iter(told))}'.*weight"):
+        read_conversations(config)
+    rows[1][2] |= dict.fromkeys(told)
+    assert len(read_conversations(config_of(write(tmp_path / "chats.jsonl", rows)))) == 2
+
+
+def test_variables_of_the_template_in_a_row_are_refused(tmp_path):
+    path, rows = tmp_path / "chats.jsonl", [{"messages": conversation(0)} for _ in range(3)]
+    for row, values in zip(rows, (None, {"thinking": None}, {"thinking": False}), strict=True):
+        row["chat_template_kwargs"] = values
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(ConfigError, match=r"row 3\b.*'chat_template_kwargs'.*set chat_template"):
+        read_conversations(config_of(path))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:2]))
+    assert len(read_conversations(config_of(path))) == 2
+
+
 def test_conversations_are_read_as_they_are_written(tmp_path):
     arguments = [{"path": "a"}, {"n": 7}]
     calls = [{"id": "1", "function": {"name": "go", "arguments": one}} for one in arguments]

@@ -33,11 +33,18 @@ from telescope_train.sft.config import SftConfig, SftEnvironment
 _ROLES = ("system", "user", "assistant", "tool")
 _WEIGHT = "weight"
 """Key of an assistant message: 0 = it is not learned, 1 = it is, as without the key."""
-_LOST = ("function_call", "refusal", "audio", "reasoning_details", "thoughts", "train", "loss")
+_LOST = (
+    *("function_call", "refusal", "audio", "reasoning_details", "thoughts"),
+    *("train", "training", "train_detail", "trainable", "learn", "learnable"),
+    *("loss", "loss_mask", "loss_scale", "loss_weight", "mask", "masked"),
+)
 """Keys of other formats that hold a part of the answer, or say whether it is learned. Others, such
 as an id or a score, say something about it."""
+_EMPTY = (None, "", [], {})
 _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
+_TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+"""Column in which other trainers take variables of the chat template."""
 _CONVERSATIONS = "conversations"
 """Column of recorded rollouts with what an agent or several players said to the policy."""
 NUM_GOLDS = 8192
@@ -73,6 +80,12 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
         if not isinstance(table, list):
             # The columns of a table have one type: its rows get the keys of all others, as nulls.
             chat, offered = without_nulls(chat), without_nulls(offered)
+        if without_nulls(row.get(_TEMPLATE_ARGUMENTS)) not in _EMPTY:
+            raise ConfigError(
+                f"{label}: has {_TEMPLATE_ARGUMENTS!r} = {_shown(row[_TEMPLATE_ARGUMENTS])}, which "
+                "is not read; remove the column, and set chat_template to a template that has "
+                "these values as its defaults"
+            )
         tools = _tools(offered, label)
         # Another column than that of a record was chosen by a person.
         several = row.get(_CONVERSATIONS) if config.messages_field == "messages" else None
@@ -150,7 +163,7 @@ def _is_learnt(message: Message, fields: Mapping[str, Any], where: str) -> bool:
     Raises ConfigError for what would be lost, and if there is nothing to learn.
     """
     for key in _LOST:
-        if fields.get(key) not in (None, "", [], {}):
+        if fields.get(key) not in _EMPTY:
             raise ConfigError(
                 f"{where}: has {key!r} = {_shown(fields[key])}, which is not read; remove the key, "
                 f"or put its value under content, tool_calls, {', '.join(REASONING_FIELDS)} or "
