@@ -309,3 +309,9 @@ def test_what_a_folder_of_save_to_disk_does_not_have_is_told(tmp_path, about, sp
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
     with pytest.raises(EnvironmentLoadError, match=fact):
         load_table(spec(tmp_path / "one", tmp_path, **about), split)
+
+
+def test_an_empty_row_is_told_by_its_number(tmp_path):
+    path = write(tmp_path / "sums.jsonl", [ROWS[0], {}])
+    with pytest.raises(ConfigError, match=r"row 2 of .*has an empty row; remove it"):
+        DatasetSource(spec(path, tmp_path), Split.TRAIN).example(0)

@@ -287,6 +287,67 @@ def test_turns_that_another_key_says_are_learned_or_not_are_refused(tmp_path, to
     assert len(read_conversations(config_of(write(tmp_path / "chats.jsonl", rows)))) == 2
 
 
+ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize("field", ["messages", "first"])
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"prompt": "a", "completion": "b", "source": "x"}, "a"),
+        ({"prompt": "a", "response": "b"}, "a"),
+        ({"question": "a", "answer": "b"}, "a"),
+        ({"instruction": "a", "output": "b"}, "a"),
+        ({"instruction": "a", "input": "1", "output": "b"}, "a\n1"),
+        ({"prompt": [ASKED], "completion": [SAID]}, "a"),
+        ({"prompt": [ASKED], "completion": "b"}, "a"),
+    ],
+    ids=lambda row: "+".join(row) if isinstance(row, dict) else "",
+)
+def test_rows_of_a_question_and_its_answer_are_refused_with_what_makes_messages(
+    tmp_path, row, asked, field
+):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(row))
+    chosen = field if field == "messages" else next(iter(row))
+    with pytest.raises(ConfigError, match=r"row 1 of .*instead of a conversation") as caught:
+        read_conversations(config_of(path, "--messages_field", chosen))
+    code = str(caught.value).partition("in Python ")[2].partition(", and let")[0]
+    exec(code, {}, {"row": row})
+    path.write_text(json.dumps(row))
+    (found,) = read_conversations(config_of(path))
+    assert [(one.role, one.content) for one in found.messages] == [
+        ("user", asked),
+        ("assistant", "b"),
+    ]
+
+
+def test_a_conversation_beside_an_answer_is_read(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"prompt": [ASKED, SAID], "response": "b"}))
+    (found,) = read_conversations(config_of(path, "--messages_field", "prompt"))
+    assert [one.content for one in found.messages] == ["a", "b"]
+
+
+def test_messages_of_from_and_value_are_refused_with_what_makes_them_messages(tmp_path):
+    chat = [{"from": "system", "value": "s"}, {"from": "human", "value": "a"}]
+    chat += [{"from": "gpt", "value": "b"}]
+    path = write(tmp_path / "chats.jsonl", [chat])
+    with pytest.raises(ConfigError, match=r"row 1 of .*got 'from' and 'value'") as caught:
+        read_conversations(config_of(path))
+    code = str(caught.value).partition("in Python ")[2].partition(" for each")[0]
+    write(path, [[eval(code, {}, {"m": m}) for m in chat]])
+    (found,) = read_conversations(config_of(path))
+    assert [one.role for one in found.messages] == ["system", "user", "assistant"]
+
+
+def test_an_empty_row_is_refused(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [ASKED, SAID]}) + "\n{}\n")
+    with pytest.raises(ConfigError, match=r"row 2 of .* is empty; remove it"):
+        read_conversations(config_of(path))
+
+
 def test_variables_of_the_template_in_a_row_are_refused(tmp_path):
     path, rows = tmp_path / "chats.jsonl", [{"messages": conversation(0)} for _ in range(3)]
     for row, values in zip(rows, (None, {"thinking": None}, {"thinking": False}), strict=True):

@@ -410,6 +410,8 @@ def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
         answer=(spec.answer_field,) if spec.answer_field else ANSWER_FIELDS,
         has_ids=False,
     )
+    if not row:
+        raise ConfigError(f"dataset {spec.path!r} has an empty row; remove it")
     if not any(name in row for name in fields.prompt):
         raise ConfigError(
             f"dataset {spec.path!r} has no field {', '.join(fields.prompt)}; set prompt_field to "

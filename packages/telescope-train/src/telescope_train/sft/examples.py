@@ -22,7 +22,7 @@ from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.solved import is_solved
 from telescope_core.base.types import Message, Rollout, RolloutStatus, Split, Tools
 from telescope_core.examples.checks import require_whole
-from telescope_core.examples.dataset_source import DatasetSpec, Table, load_table
+from telescope_core.examples.dataset_source import DatasetSpec, Row, Table, load_table
 from telescope_core.examples.rows import without_nulls
 from telescope_core.open import open_environment
 from telescope_train.batches.batch import TrainingSample
@@ -45,6 +45,11 @@ _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
 _TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 """Column in which other trainers take variables of the chat template."""
+_PAIRS = (
+    *(("prompt", "completion"), ("prompt", "response"), ("question", "answer")),
+    *(("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response")),
+)
+"""Columns of other formats that hold a question, in one or two parts, and at last its answer."""
 _CONVERSATIONS = "conversations"
 """Column of recorded rollouts with what an agent or several players said to the policy."""
 NUM_GOLDS = 8192
@@ -71,11 +76,7 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
     table = _load(config)
     for number, row in enumerate(table, start=1):
         label = f"row {number} of {config.dataset}"
-        if config.messages_field not in row:
-            raise ConfigError(
-                f"{label} has no column {config.messages_field!r}; set messages_field to one of "
-                f"its columns: {', '.join(sorted(row))}"
-            )
+        _require_chat(row, config.messages_field, label)
         chat, offered = row[config.messages_field], row.get(_TOOLS)
         if not isinstance(table, list):
             # The columns of a table have one type: its rows get the keys of all others, as nulls.
@@ -94,6 +95,42 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
             for where, messages, learnt in _learned(chat, several, label)
         ]
     return conversations
+
+
+def _require_chat(row: Row, field: str, label: str) -> None:
+    """Raise ConfigError for a row without the column `field`, or with a pair of texts instead."""
+    if not row:
+        raise ConfigError(f"{label} is empty; remove it")
+    is_missing = field not in row
+    pair = next((one for one in _PAIRS if row.keys() >= set(one)), None)
+    # The question alone, which a person chose among the columns.
+    if pair is not None and (is_missing or (field in pair and not _has_answer(row[field]))):
+        *asked, answer = (f"row[{name!r}]" for name in pair)
+        parts = (
+            (row[pair[0]], "user", " + '\\n' + ".join(asked)),
+            (row[pair[-1]], "assistant", answer),
+        )
+        chat = " + ".join(
+            text if isinstance(value, list) else f"[{{'role': {role!r}, 'content': {text}}}]"
+            for value, role, text in parts
+        )
+        raise ConfigError(
+            f"{label} has {' and '.join(map(repr, pair))} instead of a conversation; give it a "
+            f"column of messages, in Python row['messages'] = {chat}, and let messages_field be "
+            "'messages'"
+        )
+    if is_missing:
+        raise ConfigError(
+            f"{label} has no column {field!r}; set messages_field to one of its columns: "
+            f"{', '.join(sorted(row))}"
+        )
+
+
+def _has_answer(chat: Any) -> bool:
+    """Return whether `chat` is a conversation with a message of the assistant."""
+    return isinstance(chat, list) and any(
+        isinstance(one, Mapping) and one.get("role") == "assistant" for one in chat
+    )
 
 
 def _learned(
@@ -186,6 +223,12 @@ def _is_learnt(message: Message, fields: Mapping[str, Any], where: str) -> bool:
 
 
 def _message(fields: Any, label: str) -> Message:
+    if isinstance(fields, Mapping) and "role" not in fields and {"from", "value"} <= fields.keys():
+        raise ConfigError(
+            f"{label}: expected messages with role and content, got 'from' and 'value' in "
+            f"{_shown(fields)}; write them anew, in Python {{'role': {{'human': 'user', 'gpt': "
+            "'assistant'}.get(m['from'], m['from']), 'content': m['value']} for each message m"
+        )
     if not isinstance(fields, Mapping) or fields.get("role") not in _ROLES:
         raise ConfigError(
             f"{label}: expected messages with a role of {', '.join(_ROLES)} and a content, "
