@@ -90,6 +90,24 @@ def test_a_template_that_cannot_show_its_own_thinking_is_refused():
     assert sample.mask.any()
 
 
+def test_answers_that_follow_each_other_are_refused_by_name_where_they_cannot_be_learned():
+    asked, said = Message(role="user", content="a"), Message(role="assistant", content="4")
+    chats, names = [[asked, said], [asked, said, asked, said, said]], ["row 1", "row 2"]
+    tokenizer = ALL_BY_NAME["Qwen3, thinking"].tokenizer()
+    fact = r"^row 2: messages 3 and 4 are two assistant messages.*join them"
+    with pytest.raises(ConfigError, match=fact):
+        render_conversations(tokenizer, chats, labels=names)
+    assert render_conversations(ALL_BY_NAME["Qwen2.5"].tokenizer(), chats, labels=names)
+
+
+def test_a_template_that_does_not_continue_its_prompt_is_told_with_the_row_and_the_place():
+    messages = [Message(role="user", content="a" * 999), Message(role="assistant", content="4")]
+    tokenizer = ALL_BY_NAME["DeepSeek-R1"].tokenizer()
+    with pytest.raises(ConfigError, match=r"^row 1: .*generation prompt: .*<think>") as caught:
+        render_conversations(tokenizer, [messages], labels=["row 1"])
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -20,7 +20,7 @@ from telescope_train.chat.template import template_text
 _SHOWS_ALL = "chatml-keeps-thinking"
 """Shipped template that shows all of a turn."""
 _SHOWN = 30
-"""Characters on each side of an end token that an error shows."""
+"""Characters on each side of a place that an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,8 @@ def render_conversations(
     drafts: list[list[_Draft]] = [[] for _ in conversations]
     for (number, end), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
-            raise ConfigError(
-                "the chat template does not continue its own generation prompt: the text "
-                f"{whole!r} does not start with {prompt!r}; set chat_template to a template "
-                "that continues it"
-            )
+            why = _why_apart(conversations[number], end, prompt, whole)
+            raise ConfigError(f"{named[number]}: {why}")
         _require_one_end(plain[number][end], special, f"{named[number]}: message {end}")
         text = _add_turn(drafts[number], prompt, whole[len(prompt) :], special)
         if (lost := _left_out(conversations[number][end], text)) is not None:
@@ -143,6 +140,25 @@ def _require_one_end(message: Mapping[str, Any], special: SpecialTokens, where: 
                 "would end its turn, so what follows could not be learned; remove that text from "
                 "the message, or remove the row"
             )
+
+
+def _why_apart(messages: Sequence[Message], end: int, prompt: str, whole: str) -> str:
+    """Return why `whole`, the text up to turn `end`, does not begin with that turn's prompt."""
+    if end and messages[end - 1].role == "assistant":
+        return (
+            f"messages {end - 1} and {end} are two assistant messages that follow each other, "
+            "which the model's chat template does not take: with the second, it shows the first "
+            "differently; join them, put a message between them, remove the row, or set "
+            "chat_template to a template that takes them"
+        )
+    both = enumerate(zip(prompt, whole, strict=False))
+    same = next((place for place, (one, other) in both if one != other), len(whole))
+    shown = slice(max(0, same - _SHOWN), same + _SHOWN)
+    return (
+        "the chat template does not continue its own generation prompt: where the prompt has "
+        f"{prompt[shown]!r}, the text with the answer has {whole[shown]!r}; set chat_template to "
+        "a template that continues it"
+    )
 
 
 def _left_out(message: Message, learnt: str) -> str | None:
