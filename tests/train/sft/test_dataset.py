@@ -16,8 +16,10 @@ from telescope_core.records.parquet import write_rows
 from telescope_core.records.rows import RolloutRow, row_to_json
 from telescope_core.types import Message, RolloutStatus, ToolCall
 from telescope_train.chat.supervised import render_conversations
+from telescope_train.checkpoints.folders import read_checkpoint
 from telescope_train.models.tiny import character_tokenizer
 from telescope_train.sft import examples
+from telescope_train.sft.checkpoints import moment_of
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.examples import dataset_samples, read_conversations
 from telescope_train.sft.run import run_sft
@@ -189,6 +191,23 @@ def test_a_resume_with_other_rows_of_a_dataset_on_the_hub_is_refused(tmp_path, m
         run_sft(more)
     rows[3] = {"messages": conversation(3)}
     assert run_sft(more).is_dir()
+
+
+@pytest.mark.slow
+def test_a_training_whose_template_shows_the_time_is_resumed_at_another_time(tmp_path):
+    template = "<|system|>{{ strftime_now('%f') }}<|end|>" + TOKENIZER.chat_template
+    (tmp_path / "time.jinja").write_text(template)
+    path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(6)])
+    flags = ("--gradient_checkpointing", "false", "--checkpoint_every", "1", "--num_held_out", "2")
+    flags += ("--chat_template", str(tmp_path / "time.jinja"))
+    run_sft(config_of(path, *flags, "--number_of_steps", "2"))
+    again = ("--number_of_steps", "3", "--resume_from_checkpoint", "latest")
+    assert run_sft(config_of(path, *flags, *again)).is_dir()
+    saved = tmp_path / "out-log" / "checkpoints"
+    first, last = (read_checkpoint(saved / f"step-00000{step}") for step in (1, 3))
+    assert moment_of(first) == moment_of(last) is not None
+    assert last.manifest.config.pop("sft_moment"), "as in a checkpoint of an earlier version"
+    assert moment_of(last) is None
 
 
 @reads_datasets

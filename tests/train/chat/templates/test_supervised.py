@@ -1,6 +1,7 @@
 """Learning from conversations: each turn once, behind what the template shows before it."""
 
 from copy import copy
+from datetime import datetime
 
 import pytest
 from tests.train.chat.templates.newer_families import ALL_BY_NAME, ALL_FAMILIES
@@ -88,6 +89,18 @@ def test_a_template_that_cannot_show_its_own_thinking_is_refused():
         render_conversations(ALL_BY_NAME["DeepSeek-R1"].tokenizer(), [messages])
     ((sample,),) = render_conversations(ALL_BY_NAME["Qwen2.5"].tokenizer(), [messages])
     assert sample.mask.any()
+
+
+def test_the_clock_of_a_template_is_stopped():
+    """Else a training could not be resumed on another day with the same tokens."""
+    messages = [Message(role="user", content="a"), Message(role="assistant", content="4")]
+    tokenizer = ALL_BY_NAME["Llama 3.2"].tokenizer()
+    ((sample,),) = render_conversations(tokenizer, [messages], moment=datetime(2019, 11, 30))
+    assert "Today Date: 30 Nov 2019" in tokenizer.decode(sample.token_ids)
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("%d %b %Y", "%f")
+    first, second = render_conversations(tokenizer, [messages] * 2)
+    assert first[0].token_ids.tolist() == second[0].token_ids.tolist()
 
 
 def test_answers_that_follow_each_other_are_refused_by_name_where_they_cannot_be_learned():

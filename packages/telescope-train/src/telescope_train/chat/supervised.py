@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ def render_conversations(
     end_ids: Sequence[int] = (),
     labels: Sequence[str] | None = None,
     learnt: Sequence[Collection[int]] | None = None,
+    moment: datetime | None = None,
 ) -> list[list[RenderedConversation]]:
     """Render conversations, each ending with an assistant message, as one or more samples each.
 
@@ -66,6 +68,7 @@ def render_conversations(
     those that each conversation offers; None = none does. `end_ids` are the tokens that end a turn;
     EOS is always one. Each turn is encoded alone, as it is sampled. `labels` name the conversations
     in error messages. `learnt` are the places of the assistant turns to learn in each; None = all.
+    `moment` is what a template shows as the present, such as its date; None = now.
     Raises ConfigError if the template leaves out tools, or the thinking, text or calls of a turn to
     learn, or refuses a conversation, and for a turn that has the text of an end token.
     """
@@ -76,14 +79,15 @@ def render_conversations(
         for end, message in enumerate(messages)
         if message.role == "assistant" and (learnt is None or end in learnt[number])
     ]
-    form = message_form(template_text(tokenizer), partial(_text, tokenizer))
+    render = _render_at(tokenizer, moment or datetime.now())
+    form = message_form(template_text(tokenizer), partial(_text, render))
     plain = [[form.plain(one) for one in messages] for messages in conversations]
     offered = [tools[n] if tools is not None else () for n, _ in turns]
     named = labels or [f"conversation {number}" for number in range(len(conversations))]
     names = [named[n] for n, _ in turns]
     told, said = [plain[n][:end] for n, end in turns], [plain[n][: end + 1] for n, end in turns]
-    prompts = _texts(tokenizer, told, offered, is_prompt=True, names=names)
-    wholes = _texts(tokenizer, said, offered, is_prompt=False, names=names)
+    prompts = _texts(render, told, offered, is_prompt=True, names=names)
+    wholes = _texts(render, said, offered, is_prompt=False, names=names)
     drafts: list[list[_Draft]] = [[] for _ in conversations]
     for (number, end), prompt, whole in zip(turns, prompts, wholes, strict=True):
         if not whole.startswith(prompt):
@@ -108,11 +112,12 @@ def end_note(tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int]) -> s
     Raises ConfigError if it ends them with a token at which the model would not end.
     """
     special = _special_tokens(tokenizer, end_ids)
-    form = message_form(template_text(tokenizer), partial(_text, tokenizer))
+    render = _render_at(tokenizer, datetime.now())
+    form = message_form(template_text(tokenizer), partial(_text, render))
 
     def text(told: Sequence[Message], opens: bool) -> str:
         messages = [form.plain(one) for one in told]
-        return _texts(tokenizer, [messages], [()], is_prompt=opens, names=["a question"])[0]
+        return _texts(render, [messages], [()], is_prompt=opens, names=["a question"])[0]
 
     found = turn_end(text, special)
     if (reason := wrong_end(found, special)) is not None:
@@ -214,8 +219,16 @@ def _sample(pieces: Sequence[tuple[list[int], bool]]) -> RenderedConversation:
     )
 
 
+def _render_at(tokenizer: PreTrainedTokenizerBase, moment: datetime) -> Callable[..., Any]:
+    """Return the function that renders with the template, whose clock is stopped at `moment`.
+
+    With a clock that goes on, no training could be resumed on another day with the same tokens.
+    """
+    return partial(tokenizer.apply_chat_template, tokenize=False, strftime_now=moment.strftime)
+
+
 def _texts(
-    tokenizer: PreTrainedTokenizerBase,
+    render: Callable[..., Any],
     conversations: Sequence[list[dict[str, Any]]],
     offered: Sequence[Tools],
     *,
@@ -230,10 +243,9 @@ def _texts(
 
     def rendered(numbers: Sequence[int], tools: Tools) -> list[str]:
         try:
-            return tokenizer.apply_chat_template(
+            return render(
                 [conversations[number] for number in numbers],
                 tools=list(tools) or None,
-                tokenize=False,
                 add_generation_prompt=is_prompt,
             )
         except REFUSALS as error:
@@ -261,7 +273,9 @@ def _texts(
 
 
 def _text(
-    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    render: Callable[..., Any],
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
 ) -> str:
     """Render one conversation."""
-    return tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False)
+    return render(list(messages), tools=list(tools) or None)

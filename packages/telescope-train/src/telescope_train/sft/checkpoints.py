@@ -6,6 +6,7 @@ because it can be computed from the seed and the number of steps.
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from telescope_core.base import interrupts
@@ -48,6 +49,8 @@ the position in the data would mean something else."""
 
 _ROWS = "sft_rows"
 """Key in a checkpoint's settings of the digest of its samples."""
+_MOMENT = "sft_moment"
+"""Key there of the time that the chat template showed as the present."""
 
 
 def log_folder(config: SftConfig) -> Path:
@@ -91,6 +94,12 @@ def resume_notes(config: SftConfig, point: RunCheckpoint) -> list[str]:
     if config.resume_from_checkpoint == LATEST:
         passed_over = find_checkpoints(_folder(config)).broken_after(point)
     return [f"{line}; {point.path.name} is taken instead" for line in passed_over] + unproved(point)
+
+
+def moment_of(point: RunCheckpoint | None) -> datetime | None:
+    """Return what the chat template showed as the present before `point`; None if not known."""
+    shown = point.manifest.config.get(_MOMENT) if point else None
+    return datetime.fromisoformat(shown) if shown is not None else None
 
 
 def require_same_rows(point: RunCheckpoint | None, config: SftConfig, samples: GoldSamples) -> None:
@@ -213,6 +222,7 @@ def checkpointer(
         config={
             "sft": config.model_dump(mode="json"),
             _ROWS: samples.digest(),
+            _MOMENT: samples.moment.isoformat(),
             "model": settings.model.model_dump(mode="json"),
             "trainer": settings.trainer.model_dump(mode="json"),
         },

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -298,6 +300,8 @@ class GoldSamples:
 
     learnt: list[TrainingSample]
     held_out: list[TrainingSample]
+    moment: datetime
+    """What the chat template showed as the present."""
     num_truncated: int = 0
     """Number of samples that were cut to `seq_len` tokens, held-out ones included."""
     num_dropped: int = 0
@@ -317,13 +321,16 @@ async def gold_samples(
     tokenizer: PreTrainedTokenizerBase,
     *,
     end_ids: Sequence[int] = (),
+    moment: datetime | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> GoldSamples:
     """Take gold answers by weight: samples to learn from train splits, held-out from eval splits.
 
-    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS. `tell` gets one line for
-    each environment that reads secrets.
+    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS. `moment` is what the chat
+    template shows as the present; None = now. `tell` gets one line for each environment that reads
+    secrets.
     """
+    moment = moment or datetime.now()
     total_weight = sum(environment.weight for environment in config.environments)
     learnt, held_out = [], []
     for environment in config.environments:
@@ -337,8 +344,9 @@ async def gold_samples(
             tell,
         )
         for split, samples in ((Split.TRAIN, learnt), (Split.EVAL, held_out)):
-            samples += _samples(golds[split], tokenizer, end_ids=end_ids, seq_len=config.seq_len)
-    return GoldSamples(learnt=learnt, held_out=held_out)
+            render = partial(render_conversations, tokenizer, end_ids=end_ids, moment=moment)
+            samples += _samples(golds[split], render, seq_len=config.seq_len)
+    return GoldSamples(learnt=learnt, held_out=held_out, moment=moment)
 
 
 async def _golds(
@@ -391,16 +399,13 @@ def _checked(client: EnvironmentClient, rollout: Rollout | None, threshold: floa
 
 def _samples(
     rollouts: Sequence[Rollout],
-    tokenizer: PreTrainedTokenizerBase,
+    render: Callable[..., list[list[RenderedConversation]]],
     *,
-    end_ids: Sequence[int],
     seq_len: int,
 ) -> list[TrainingSample]:
     messages, tools = [one.messages for one in rollouts], [one.tools for one in rollouts]
     labels = [f"gold answer of {one.example_id!r} in {one.environment!r}" for one in rollouts]
-    rendered = render_conversations(
-        tokenizer, messages, tools=tools, end_ids=end_ids, labels=labels
-    )
+    rendered = render(messages, tools=tools, labels=labels)
     for rollout, parts in zip(rollouts, rendered, strict=True):
         length = max(len(part.token_ids) for part in parts)
         if length > seq_len:
@@ -416,11 +421,16 @@ def _samples(
 
 
 def dataset_samples(
-    config: SftConfig, tokenizer: PreTrainedTokenizerBase, *, end_ids: Sequence[int] = ()
+    config: SftConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_ids: Sequence[int] = (),
+    moment: datetime | None = None,
 ) -> GoldSamples:
     """Read the dataset. Some conversations, drawn by the seed, are held out; the rest is learned.
 
-    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS.
+    `end_ids` are the tokens that end a turn, besides the tokenizer's EOS. `moment` is what the chat
+    template shows as the present; None = now.
     """
     assert config.dataset is not None, "settings without a dataset have environments"
     conversations = read_conversations(config)
@@ -432,6 +442,7 @@ def dataset_samples(
         )
     order = np.random.default_rng(config.seed).permutation(len(conversations))
     chosen = order if limit is None else order[: num_held_out + limit]
+    moment = moment or datetime.now()
 
     def render(found: Sequence[Conversation]) -> list[list[RenderedConversation]]:
         messages, tools = [one.messages for one in found], [one.tools for one in found]
@@ -442,6 +453,7 @@ def dataset_samples(
             end_ids=end_ids,
             labels=[one.label for one in found],
             learnt=[one.learnt for one in found],
+            moment=moment,
         )
 
     parts = [
@@ -457,6 +469,7 @@ def dataset_samples(
     return GoldSamples(
         learnt=learnt.samples,
         held_out=held_out.samples,
+        moment=moment,
         num_truncated=sum(part.num_truncated for part in parts),
         num_dropped=sum(part.num_dropped for part in parts),
     )

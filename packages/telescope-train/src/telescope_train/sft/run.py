@@ -49,6 +49,7 @@ from telescope_train.sft.checkpoints import (
     ended_text,
     how_to_go_on,
     log_folder,
+    moment_of,
     no_half_checkpoints,
     require_same_rows,
     resume_notes,
@@ -125,11 +126,13 @@ def _run_sft(
     ends = () if config.make_tiny_model else load_stop_ids(config)
     if (note := end_note(tokenizer, end_ids=ends)) is not None:
         tell(note)
+    moment = moment_of(point)
     if config.dataset is not None:
-        samples = dataset_samples(config, tokenizer, end_ids=ends)
+        samples = dataset_samples(config, tokenizer, end_ids=ends, moment=moment)
         require_same_rows(point, config, samples)
     else:
-        samples = interruptible.run(gold_samples(config, tokenizer, end_ids=ends, tell=tell))
+        taken = gold_samples(config, tokenizer, end_ids=ends, moment=moment, tell=tell)
+        samples = interruptible.run(taken)
     run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
     try:
         if config.make_tiny_model and point is None:
