@@ -3,6 +3,7 @@
 import json
 import random
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,18 @@ def test_the_mask_is_exactly_what_the_assistant_wrote(turns, last):
     assert rendered.mask.tolist() == expected_mask
 
 
+def test_held_out_samples_that_are_also_learned_are_counted(tmp_path):
+    def chat(text: str) -> list[dict]:
+        return [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]
+
+    path = write(tmp_path / "chats.jsonl", [chat(letter) for letter in string.ascii_lowercase])
+    samples = dataset_samples(config_of(path), TOKENIZER)
+    assert samples.repeats_note() is None
+    note = replace(samples, held_out=[*samples.held_out, samples.learnt[3]]).repeats_note()
+    assert note is not None
+    assert note.startswith("1 of 5 held-out samples are also learned")
+
+
 def long_ones() -> list:
     """Nine that fit in 60 tokens, one whose second answer does not, one with no room at all."""
     rows = [conversation(n) for n in range(9)]
@@ -213,13 +226,14 @@ def test_a_training_whose_template_shows_the_time_is_resumed_at_another_time(tmp
 @reads_datasets
 def test_training_on_conversations_lowers_the_held_out_loss(tmp_path):
     path = write(tmp_path / "chats.jsonl", [conversation(n) for n in range(40)], field="chat")
-    rows = []
+    rows, told = [], []
     config = config_of(
         path,
         *("--messages_field", "chat", "--number_of_steps", "12", "--batch_size", "16"),
         *("--learning_rate", "3e-3", "--gradient_checkpointing", "false"),
     )
-    run_sft(config, on_row=rows.append)
+    run_sft(config, on_row=rows.append, tell=told.append)
+    assert any(line.startswith("4 of 4 held-out samples are also learned") for line in told)
     assert [row.step for row in rows] == [0, 10, 12]
     assert rows[-1].metrics["nll/held_out"] < 0.7 * rows[0].metrics["nll/held_out"]
     assert rows[0].metrics["examples/learnt"] == 36

@@ -315,6 +315,18 @@ class GoldSamples:
             found.update(sample.token_ids.tobytes() + sample.mask.tobytes())
         return found.hexdigest()
 
+    def repeats_note(self) -> str | None:
+        """Return a remark if held-out samples are learned too; None if none is."""
+        known = {one.token_ids.tobytes() for one in self.learnt}
+        num_known = sum(one.token_ids.tobytes() in known for one in self.held_out)
+        if not num_known:
+            return None
+        return (
+            f"{num_known} of {len(self.held_out)} held-out samples are also learned, so their "
+            "accuracy and loss do not show what the model does with new ones; remove examples that "
+            "repeat others"
+        )
+
 
 async def gold_samples(
     config: SftConfig,

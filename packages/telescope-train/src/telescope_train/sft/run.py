@@ -133,6 +133,8 @@ def _run_sft(
     else:
         taken = gold_samples(config, tokenizer, end_ids=ends, moment=moment, tell=tell)
         samples = interruptible.run(taken)
+    if (note := samples.repeats_note()) is not None:
+        tell(note)
     run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
     try:
         if config.make_tiny_model and point is None:
