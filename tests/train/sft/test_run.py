@@ -527,10 +527,10 @@ def test_the_secrets_that_an_environment_reads_are_told_by_name(config_file, tmp
     told = []
     flags = ["--number_of_steps", "1", "--warmup_steps", "1", "--loss_log_every", "1"]
     run_sft(load_sft_config([config_file], flags), tell=told.append)
-    (line,) = told
+    (line,) = (one for one in told if "DIGITS_KEY" in one)
     for fact in (name, "DIGITS_KEY (set)"):
         assert fact in line
-    assert "hunter2" not in line
+    assert "hunter2" not in " ".join(told)
 
 
 @pytest.mark.parametrize(

@@ -123,18 +123,7 @@ def _run_sft(
             tell(note)
     _look_at_model(config, tell)
     tokenizer = _tokenizer(config)
-    ends = () if config.make_tiny_model else load_stop_ids(config)
-    if (note := end_note(tokenizer, end_ids=ends)) is not None:
-        tell(note)
-    moment = moment_of(point)
-    if config.dataset is not None:
-        samples = dataset_samples(config, tokenizer, end_ids=ends, moment=moment)
-        require_same_rows(point, config, samples)
-    else:
-        taken = gold_samples(config, tokenizer, end_ids=ends, moment=moment, tell=tell)
-        samples = interruptible.run(taken)
-    if (note := samples.repeats_note()) is not None:
-        tell(note)
+    samples = _samples(config, tokenizer, point, tell)
     run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
     try:
         if config.make_tiny_model and point is None:
@@ -152,6 +141,28 @@ def _run_sft(
         raise
     run.finish()
     return output
+
+
+def _samples(
+    config: SftConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    point: RunCheckpoint | None,
+    tell: Callable[[str], None],
+) -> GoldSamples:
+    """Read all samples, as they were read before `point`; tell what is worth knowing of them."""
+    ends = () if config.make_tiny_model else load_stop_ids(config)
+    if (note := end_note(tokenizer, end_ids=ends)) is not None:
+        tell(note)
+    moment = moment_of(point)
+    if config.dataset is not None:
+        samples = dataset_samples(config, tokenizer, end_ids=ends, moment=moment)
+        require_same_rows(point, config, samples)
+    else:
+        taken = gold_samples(config, tokenizer, end_ids=ends, moment=moment, tell=tell)
+        samples = interruptible.run(taken)
+    if (note := samples.repeats_note()) is not None:
+        tell(note)
+    return samples
 
 
 @contextmanager
