@@ -69,7 +69,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Shaped
 def test_a_shaped_run_keeps_its_batches_full_and_its_steps_exact(shaped: Shaped) -> None:
     folder = shaped.folder
     tests = {test["name"]: test for test in folder.self_tests()}
-    assert len(tests) == 7
+    assert len(tests) == 8
     assert all(test["value"] <= test["limit"] for test in tests.values())
     assert tests["importance weight is 1"]["value"] == 0
     assert tests["engine and trainer agree"]["value"] < 1e-4

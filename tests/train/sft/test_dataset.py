@@ -392,6 +392,15 @@ def test_variables_of_the_template_in_a_row_are_refused(tmp_path):
     assert len(read_conversations(config_of(path))) == 2
 
 
+def test_rows_with_pictures_in_a_column_are_refused(tmp_path):
+    path, rows = tmp_path / "chats.jsonl", [{"messages": conversation(0)} for _ in range(3)]
+    for row, seen in zip(rows, (None, [], ["a.png"]), strict=True):
+        row["images"] = seen
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(ConfigError, match=r"row 3\b.* a column 'images' .* trained on text"):
+        read_conversations(config_of(path))
+
+
 def test_conversations_are_read_as_they_are_written(tmp_path):
     arguments = [{"path": "a"}, {"n": 7}]
     calls = [{"id": "1", "function": {"name": "go", "arguments": one}} for one in arguments]

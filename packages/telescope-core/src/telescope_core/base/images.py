@@ -111,37 +111,33 @@ def image_in(part: object) -> Image | None:
 
     An image at a remote address is not fetched, because it could not be recorded.
     """
-    head, comma, data = _url_in(part).partition(",")
+    url, detail = _url_in(part)
+    head, comma, data = url.partition(",")
     # Names of types, and of what follows them, are written in any case.
     kind, *options = head.lower().split(";")
     if not comma or options[-1:] != ["base64"] or kind not in _IN_URLS:
         return None
-    return Image(media_type=_IN_URLS[kind], data=data, detail=_detail_in(part))
+    return Image(media_type=_IN_URLS[kind], data=data, detail=detail)
 
 
 def why_no_image(part: object) -> str:
     """Return why a part of the chat API has no picture; empty if it is no picture at all."""
-    url = _url_in(part)
+    url, _ = _url_in(part)
     if url[:5].lower() == "data:":
         kinds = ", ".join(MEDIA_TYPES)
         return f"a data URL must begin with 'data:TYPE;base64,', with one of {kinds}"
     return "pictures at an address are not fetched" if url else ""
 
 
-def _url_in(part: object) -> str:
+def _url_in(part: object) -> tuple[str, str]:
+    """Return the address in a part of the chat API, and how closely to look; else empty texts."""
     match part:
+        case {"type": "image_url", "image_url": {"url": str(url), "detail": str(detail)}}:
+            return url, detail
         case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-            return url
+            return url, ""
         case _:
-            return ""
-
-
-def _detail_in(part: object) -> str:
-    match part:
-        case {"image_url": {"detail": str(detail)}}:
-            return detail
-        case _:
-            return ""
+            return "", ""
 
 
 def with_marks(message: Message) -> str:

@@ -47,6 +47,8 @@ _TOOLS = "tools"
 """Column with the tools that were offered, by the name that other trainers give it."""
 _TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 """Column in which other trainers take variables of the chat template."""
+_SEEN = ("images", "image", "videos", "video", "audios")
+"""Columns in which other trainers take what stands in a text as `<image>`."""
 _PAIRS = (
     *(("prompt", "completion"), ("prompt", "response"), ("question", "answer")),
     *(("instruction", "input", "output"), ("instruction", "output"), ("instruction", "response")),
@@ -88,6 +90,11 @@ def read_conversations(config: SftConfig) -> list[Conversation]:
                 f"{label}: has {_TEMPLATE_ARGUMENTS!r} = {_shown(row[_TEMPLATE_ARGUMENTS])}, which "
                 "is not read; remove the column, and set chat_template to a template that has "
                 "these values as its defaults"
+            )
+        if seen := next((name for name in _SEEN if row.get(name)), None):
+            raise ConfigError(
+                f"{label}: has a column {seen!r} that is not empty, and models are trained on text "
+                "alone here; remove such rows, or the column if the messages do not speak of it"
             )
         tools = _tools(offered, label)
         # Another column than that of a record was chosen by a person.
