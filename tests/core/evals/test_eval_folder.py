@@ -11,7 +11,8 @@ from tests.core.evals.test_eval_runner import Echo, Ranked, odd_fails, opened, s
 from telescope_core import ConfigError
 from telescope_core.errors import EndpointError, TelescopeError
 from telescope_core.evals import EvalFolder, read_result, run_eval
-from telescope_core.evals.result import duration_note
+from telescope_core.evals.result import duration_note, result_of
+from telescope_core.images import image_of, message_of
 from telescope_core.records.identity import RunState
 from telescope_core.records.rows import readable_row
 from telescope_core.scripted import ScriptedClient
@@ -41,6 +42,38 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
     assert (result.num_scored, result.reward.mean) == (12, 0.5)
     assert len(again.rows()) == 12
     assert read_result(folder.path) == result
+
+
+async def test_what_was_said_is_not_held_for_the_result(monkeypatch):
+    """Pictures and long conversations of all rollouts would fill the memory."""
+    held, said = [], []
+    monkeypatch.setattr(
+        "telescope_core.evals.runner.result_of",
+        lambda rows, *rest, **more: held.extend(rows) or result_of(rows, *rest, **more),
+    )
+    result = await run_eval(opened(), ScriptedClient(odd_fails), settings(), on_rollout=said.append)
+    assert result.num_scored == len(held) == len(said)
+    assert all(row.messages for row in said)
+    assert not any(row.messages or row.conversations for row in held)
+
+
+async def test_rollouts_are_read_without_pictures_but_for_those_that_are_asked_for(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    rows = []
+    await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    picture = image_of(b"\x89PNG\r\n\x1a\n")
+    seen = [
+        replace(row, messages=(message_of("user", "What?", picture), *row.messages))
+        for row in rows[:2]
+    ]
+    for row in seen:
+        folder.append(row)
+    assert folder.rows() == seen
+    first = seen[0]
+    shown = folder.rows(pictures_of={(first.group_id, first.index)})
+    assert shown[0] == first
+    assert [one.content for one in shown[1].messages] == [one.content for one in seen[1].messages]
+    assert not any(one.images for one in shown[1].messages)
 
 
 async def test_a_folder_that_is_moved_is_not_made_anew_and_goes_on_where_it_is(tmp_path):

@@ -354,7 +354,7 @@ def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:
             message = f"Failed: {one.request.name}: {one.error}"
             EscapingConsole(highlight=False).print(Text(message, style="yellow"), soft_wrap=True)
         if one.result is not None and one.result.num_scored:
-            print_errors(first_errors(one.folder.rows()))
+            print_errors(first_errors(one.folder.rows(pictures_of=())))
 
 
 def _require_enough(outcomes: Sequence[EvalOutcome], *, max_failed: float) -> None:
@@ -368,7 +368,7 @@ def _require_enough(outcomes: Sequence[EvalOutcome], *, max_failed: float) -> No
             continue
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         if result.num_scored == 0:
-            errors = first_errors(one.folder.rows())
+            errors = first_errors(one.folder.rows(pictures_of=()))
             first = f"; the first error: {errors[0]}" if errors else ""
             raise TooManyFailedError(
                 f"no rollout was scored: {result.num_failed} failed ({reasons}); their errors are "

@@ -143,7 +143,7 @@ async def _play(request: EvalRequest, folder: EvalFolder, endpoint: _Endpoint) -
     from telescope_core.processes import EnvironmentPool
 
     settings = request.settings
-    done, problems = folder.read()
+    done, problems = folder.read(pictures_of=())
     print_unreadable(problems)
     limits = RequestLimits(request_timeout_s=settings.deadline_s)
     client = ChatClient(endpoint.base_url, endpoint.model, api_key=endpoint.api_key, limits=limits)

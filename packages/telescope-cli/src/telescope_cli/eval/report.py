@@ -64,7 +64,7 @@ def _show_evals(path: Path, *, as_json: bool) -> None:
 def _eval_to_json(folder: EvalFolder) -> dict[str, JsonValue]:
     results, unreadable = read_results([folder.path])
     result, info = results.get(folder.path.name), folder.info()
-    rows, problems = folder.read()
+    rows, problems = folder.read(pictures_of=())
     return {
         "path": str(folder.path),
         "state": info.observed_state if info else None,
@@ -80,7 +80,7 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
         return
     results, unreadable = read_results([folder.path])
     result, info = results.get(folder.path.name), folder.info()
-    rows, problems = folder.read()
+    rows, problems = folder.read(pictures_of=())
     for problem in unreadable.values():
         tell(f"Note: {problem}", style="yellow")
     print_unreadable(problems)

@@ -46,7 +46,10 @@ def message_to_record(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.images:
-        fields["images"] = [asdict(image) for image in message.images]
+        images = map(asdict, message.images)
+        fields["images"] = [
+            {k: v for k, v in one.items() if (k, v) != ("detail", "")} for one in images
+        ]
     return fields
 
 

@@ -6,12 +6,12 @@ attempt at one that was replaced or cut short. What a resumed eval plays again s
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -34,7 +34,12 @@ from telescope_core.records.files import (
 )
 from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
-from telescope_core.records.rows import RolloutRow, row_from_json, row_to_json
+from telescope_core.records.rows import (
+    RolloutRow,
+    row_from_json,
+    row_to_json,
+    without_pictures,
+)
 
 _RESULT = TypeAdapter(EvalResult)
 _SETTINGS = TypeAdapter(EvalSettings)
@@ -47,6 +52,10 @@ _MAY_CHANGE = frozenset(
     }
 )
 """Settings that may differ when an eval is continued: its size, its speed and its place."""
+
+
+RolloutKey: TypeAlias = tuple[str, int]
+"""Group id and index in the group."""
 
 
 class RecordedRows(NamedTuple):
@@ -176,22 +185,25 @@ class EvalFolder:
         lines = read_json_lines(self.path / "attempts.jsonl")
         return [row_from_json(fields) for fields in lines]
 
-    def rows(self) -> list[RolloutRow]:
+    def rows(self, pictures_of: Container[RolloutKey] | None = None) -> list[RolloutRow]:
         """Return the readable rollouts recorded so far; see `read`."""
-        return self.read().rows
+        return self.read(pictures_of).rows
 
-    def read(self) -> RecordedRows:
+    def read(self, pictures_of: Container[RolloutKey] | None = None) -> RecordedRows:
         """Return the rollouts recorded so far, and which of them could not be read.
 
         For a rollout played twice, this is the later record. A last line that a kill cut short is
-        no problem: its rollout was not finished.
+        no problem: its rollout was not finished. Those that are not in `pictures_of` come
+        without their pictures, which may not fit into the memory; None = all come whole.
         """
-        rows: dict[tuple[str, int], RolloutRow] = {}
+        rows: dict[RolloutKey, RolloutRow] = {}
         problems: list[str] = []
         for number, line in enumerate(self._lines(), start=1):
             row = _row_in(line)
             if isinstance(row, RolloutRow):
-                rows[row.group_id, row.index] = row
+                key = row.group_id, row.index
+                is_whole = pictures_of is None or key in pictures_of
+                rows[key] = row if is_whole else without_pictures(row)
             elif line.endswith(b"\n"):
                 problems.append(f"rollouts.jsonl, line {number}: {row}")
         return RecordedRows(list(rows.values()), problems)
@@ -204,7 +216,7 @@ class EvalFolder:
 
     def _move_replaced(self) -> None:
         """Move the earlier records of rollouts that were played twice to `attempts.jsonl`."""
-        latest: dict[tuple[str, int], int] = {}
+        latest: dict[RolloutKey, int] = {}
         replaced: set[int] = set()
         for number, line in enumerate(self._lines()):
             row = _row_in(line)

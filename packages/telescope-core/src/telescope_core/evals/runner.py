@@ -277,7 +277,8 @@ class _EvalRun:
 
     def _record(self, rollout: Rollout) -> None:
         row = readable_row(row_of(rollout))
-        self.rows.append(row)
+        # A result says nothing of what was said, which fills the memory where it has pictures.
+        self.rows.append(replace(row, messages=(), conversations=(), info=()))
         if self.on_rollout is not None:
             self.on_rollout(row)
 

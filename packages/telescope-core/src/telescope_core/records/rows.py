@@ -281,6 +281,15 @@ def without_secrets_in(row: RolloutRow, secrets: Collection[str]) -> RolloutRow:
     )
 
 
+def without_pictures(row: RolloutRow) -> RolloutRow:
+    """Return `row` with its texts alone: pictures of many rollouts would fill the memory."""
+    messages, *conversations = (
+        tuple(replace(one, images=()) if one.images else one for one in said)
+        for said in (row.messages, *row.conversations)
+    )
+    return replace(row, messages=messages, conversations=tuple(conversations))
+
+
 def readable_row(row: RolloutRow) -> RolloutRow:
     """Return `row` if its JSON can be read back, or else a failed rollout that gives the reason.
 

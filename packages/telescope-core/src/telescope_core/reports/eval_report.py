@@ -146,8 +146,11 @@ def _metrics(result: EvalResult) -> str:
 
 
 def _samples(folder: EvalFolder, result: EvalResult) -> str:
-    recorded = folder.read()
-    rows = pick(recorded.rows, NUM_SAMPLES)
+    # Read once more for those alone that are shown: all of them may not fit into the memory.
+    recorded = folder.read(pictures_of=())
+    picked = [(row.group_id, row.index) for row in pick(recorded.rows, NUM_SAMPLES)]
+    whole = {(row.group_id, row.index): row for row in folder.rows(pictures_of=set(picked))}
+    rows = [whole[key] for key in picked if key in whole]
     if not rows:
         return ""
     threshold = result.success_threshold
