@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from telescope_adapters.settings import Requests
+from telescope_adapters.requests import Requests
 from telescope_adapters.verifiers_tasks import Playing, PolicyShim
 from telescope_core.environments import Episode
 from telescope_core.gateway import Gateway, listener

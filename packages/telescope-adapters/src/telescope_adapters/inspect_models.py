@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from telescope_adapters.frameworks import INSPECT, imported
-from telescope_adapters.settings import Requests, function_tool
+from telescope_adapters.requests import Requests
+from telescope_adapters.settings import function_tool
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError
 from telescope_core.base.types import Message, ToolCall
 from telescope_core.chat.trouble import relay

@@ -1,21 +1,19 @@
-"""Settings and declarations that every adapter shares, and the requests of a framework.
+"""Settings and declarations that every adapter shares.
 
 Other frameworks declare no range of rewards, so the range is a setting here, and it is strict: the
 first reward outside it ends the eval or the run, and the error says which setting to change.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from telescope_core.base.errors import ConfigError, RewardError, UnplayableError
-from telescope_core.base.types import Completion, Example, JsonValue, Message, Tools
+from telescope_core.base.types import Example, JsonValue, Message
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, reward
 from telescope_core.environments.outcomes import finite
-from telescope_core.gateway.policies import Recorder
 
 
 class AdaptedConfig(EnvironmentConfig):
@@ -77,33 +75,6 @@ class AdaptedEnvironment(Environment):
     async def first_messages(self, example: Example) -> list[Message]:
         """Return nothing: the framework decides how a rollout begins."""
         return []
-
-
-class Requests:
-    """A framework's requests to the policy of one episode, answered one at a time.
-
-    Each holds a whole conversation. A framework may rewrite it, or have several: if any does not
-    continue an earlier one, all of them are kept in `Episode.conversations`.
-    """
-
-    def __init__(self, episode: Episode[Any]) -> None:
-        self.episode = episode
-        self._recorder = Recorder()
-        # The messages of the episode are those of the request that is answered.
-        self._turns = asyncio.Lock()
-
-    async def answer(
-        self, messages: Sequence[Message], *, tools: Tools, stop: Sequence[str] = ()
-    ) -> Completion:
-        """Return the policy's answer to `messages`; raises what `Episode.generate` raises."""
-        async with self._turns:
-            self.episode.messages[:] = messages
-            said = await self.episode.generate(tools=tools, stop=stop)
-            self._recorder.heard(messages, said)
-        conversations = self._recorder.conversations
-        if len(conversations) > 1:
-            self.episode.conversations = conversations
-        return said
 
 
 @dataclass(slots=True)

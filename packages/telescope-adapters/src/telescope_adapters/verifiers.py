@@ -19,10 +19,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
+from telescope_adapters.requests import Requests
 from telescope_adapters.settings import (
     AdaptedConfig,
     AdaptedEnvironment,
-    Requests,
     as_metrics,
     as_number,
     function_tool,

@@ -16,13 +16,8 @@ from aiohttp import web
 from pydantic import Field
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
-from telescope_adapters.settings import (
-    AdaptedConfig,
-    AdaptedEnvironment,
-    Requests,
-    as_metrics,
-    as_number,
-)
+from telescope_adapters.requests import Requests
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, as_number
 from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
 from telescope_core.base.types import Example, Split, StopReason

@@ -334,7 +334,7 @@ def _new_row(one: Graded) -> RolloutRow:
 def _finish(
     target: EvalFolder, request: _Request, description: EnvironmentDescription, duration_s: float
 ) -> None:
-    rows = target.rows()
+    rows = target.rows(pictures_of=())
     sizes = Counter(row.group_id for row in rows)
     # The rollouts are those of the eval: only their rewards are new.
     settings = request.saved.eval_settings or replace(
@@ -376,7 +376,7 @@ def _saved(name: str, environment_id: str, of: str | None, steps: str | None) ->
             raise ConfigError(f"{option} is for runs, and {path} is an eval; leave it out")
     folder = EvalFolder(path)
     manifest, result, settings = folder.manifest(), folder.result(), folder.settings()
-    rows, problems = folder.read()
+    rows, problems = folder.read(pictures_of=())
     print_unreadable(problems)
     return Saved(
         path=path,

@@ -132,10 +132,8 @@ async def grade_program(
     for test in tests:
         if unfit:
             outcome = HiddenTestOutcome(passed=False, reason=unfit, wall_s=0.0)
-        elif isinstance(test, StdinTest):
-            outcome = await _by_stdin(sandbox, program, test, timeout_s, tolerance)
         else:
-            outcome = await _by_call(sandbox, program, test, timeout_s, tolerance)
+            outcome = await _outcome(sandbox, program, test, timeout_s, tolerance)
         outcomes.append(outcome)
         if stop_at_failure and not outcome.passed:
             break
@@ -193,39 +191,35 @@ def same_output(output: str, expected: str, tolerance: float = 0.0) -> bool:
     )
 
 
-async def _by_stdin(
-    sandbox: Sandbox, program: str, test: StdinTest, timeout_s: float, tolerance: float
-) -> HiddenTestOutcome:
-    done = await sandbox.run(
-        ["python3", "-c", program, *test.arguments],
-        stdin=test.stdin.encode(),
+async def _run(
+    sandbox: Sandbox, program: str, stdin: str, timeout_s: float, arguments: Sequence[str] = ()
+) -> CommandResult:
+    return await sandbox.run(
+        ["python3", "-c", program, *arguments],
+        stdin=stdin.encode(),
         timeout_s=timeout_s * _WAITS,
         cpu_timeout_s=timeout_s,
     )
-    reason = why_no_answer(done)
-    if not reason and not same_output(done.text, test.expected, tolerance):
-        reason = f"wrong output: {done.text.strip()[:_MAX_SAID]}"
-    return HiddenTestOutcome(passed=not reason, reason=reason, wall_s=done.wall_s)
 
 
-async def _by_call(
-    sandbox: Sandbox, program: str, test: CallTest, timeout_s: float, tolerance: float
+async def _outcome(
+    sandbox: Sandbox, program: str, test: HiddenTest, timeout_s: float, tolerance: float
 ) -> HiddenTestOutcome:
-    given = {
-        "program": program,
-        "function": test.function,
-        "arguments": list(test.arguments),
-        "keywords": dict(test.keywords),
-    }
-    done = await sandbox.run(
-        ["python3", "-c", _CALL],
-        stdin=json.dumps(given).encode(),
-        timeout_s=timeout_s * _WAITS,
-        cpu_timeout_s=timeout_s,
-    )
-    reason = why_no_answer(done)
-    if not reason:
-        reason = _why_wrong(done.stdout, (test.expected, *test.alternatives), tolerance)
+    if isinstance(test, StdinTest):
+        done = await _run(sandbox, program, test.stdin, timeout_s, test.arguments)
+        reason = why_no_answer(done)
+        if not reason and not same_output(done.text, test.expected, tolerance):
+            reason = f"wrong output: {done.text.strip()[:_MAX_SAID]}"
+    else:
+        given = {
+            "program": program,
+            "function": test.function,
+            "arguments": list(test.arguments),
+            "keywords": dict(test.keywords),
+        }
+        done = await _run(sandbox, _CALL, json.dumps(given), timeout_s)
+        right = (test.expected, *test.alternatives)
+        reason = why_no_answer(done) or _why_wrong(done.stdout, right, tolerance)
     return HiddenTestOutcome(passed=not reason, reason=reason, wall_s=done.wall_s)
 
 
@@ -380,12 +374,7 @@ async def call_function(
     if unfit:
         return Returned(reason=unfit)
     given = {"program": program, "function": function, "calls": [encoded(one) for one in calls]}
-    done = await sandbox.run(
-        ["python3", "-c", _CALLS],
-        stdin=json.dumps(given).encode(),
-        timeout_s=timeout_s * _WAITS,
-        cpu_timeout_s=timeout_s,
-    )
+    done = await _run(sandbox, _CALLS, json.dumps(given), timeout_s)
     reason = why_no_answer(done)
     if reason:
         return Returned(reason=reason)

@@ -185,8 +185,8 @@ def _advising_on_room(config: SftConfig) -> Iterator[None]:
 def _require_writable(config: SftConfig) -> None:
     """Raise ConfigError if one of the folders that are written cannot be; training takes hours."""
     output = Path(config.output)
-    # A model is written beside an earlier one, and then takes its place.
-    written = [output.absolute().parent, output, log_folder(config)]
+    # The folder above is looked at with the output, whose place a new model takes.
+    written = [output, log_folder(config)]
     written += [Path(config.model)] if config.make_tiny_model else []
     for folder in written:
         if why := why_not_writable(folder.absolute()):
