@@ -76,6 +76,21 @@ async def test_rollouts_are_read_without_pictures_but_for_those_that_are_asked_f
     assert not any(one.images for one in shown[1].messages)
 
 
+async def test_groups_are_whole_and_of_rollouts_played_twice_they_have_the_later(tmp_path):
+    folder = EvalFolder.create(tmp_path / "eval", manifest={})
+    assert not list(folder.groups())
+    rows = []
+    await run_eval(opened(), ScriptedClient(["0"]), settings(), on_rollout=rows.append)
+    picture = image_of(b"\x89PNG\r\n\x1a\n")
+    again = replace(rows[0], messages=(message_of("user", "Again?", picture),))
+    for row in (*rows, again):
+        folder.append(row)
+    grouped = {}
+    for row in (again, *rows[1:]):
+        grouped.setdefault(row.group_id, []).append(row)
+    assert list(folder.groups()) == list(grouped.values())
+
+
 async def test_a_folder_that_is_moved_is_not_made_anew_and_goes_on_where_it_is(tmp_path):
     manifest = {"environment": "echo", **asdict(settings())}
     folder = EvalFolder.create(tmp_path / "eval", manifest=manifest)
@@ -249,6 +264,7 @@ async def test_a_row_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     folder.append(rows[1])
     found = folder.read()
     assert found.rows == rows[:2] == folder.rows()
+    assert [row for group in folder.groups() for row in group] == rows[:2]
     assert [problem.partition(":")[0] for problem in found.problems] == [
         f"rollouts.jsonl, line {number}" for number in (2, 3, 4)
     ]

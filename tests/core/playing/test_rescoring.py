@@ -387,3 +387,69 @@ async def test_examples_are_found_wherever_they_are_and_read_once():
     assert [await few.index_of(one) for one in ("4", "5")] == [4, None]
     few = ExampleFinder(Numbers(), Split.TRAIN, 3, most=5000)
     assert [await few.index_of(one) for one in ("2", "3")] == [2, None]
+
+
+class WithOneUnreadable:
+    """A source of three examples, of which the code of the first fails."""
+
+    num_examples = 3
+
+    def example(self, index):
+        if index == 0:
+            raise ValueError("the file of the first is gone")
+        return ROWS[0] if index == 1 else Example(id="third", prompt="3 + 3?", answer="6")
+
+
+class SumOfFiles(Sum):
+    data = {"train": WithOneUnreadable(), "eval": ONE["eval"]}
+
+
+async def graded_again(environment, groups, concurrency=4):
+    found = []
+    client = client_of(environment)
+    await grade_again(
+        client,
+        groups,
+        split=Split.TRAIN,
+        deadline_s=10.0,
+        concurrency=concurrency,
+        most_examples=9,
+        on_graded=found.extend,
+    )
+    await client.close()
+    return found
+
+
+async def test_an_example_that_cannot_be_read_costs_its_own_rollouts_only():
+    row = row_of(await played(Sum(), "4"))
+    gone = replace(row, group_id="other", example_id="zero")
+    found = await graded_again(SumOfFiles(), [[row], [gone]])
+    assert {one.row.example_id: one.reward for one in found} == {"one": 1.0, "zero": None}
+    (missing,) = (one for one in found if one.why_not)
+    assert "not in the train split, or is one of those that cannot be read" in missing.why_not
+    assert "(1 of its examples; EnvironmentLoadError: example 0 of" in missing.why_not
+    assert "the file of the first is gone" in missing.why_not
+
+
+async def test_groups_are_read_when_there_is_room_for_them():
+    row = row_of(await played(Sum(), "4"))
+    num_read = num_graded = 0
+    held = []
+
+    def groups():
+        nonlocal num_read
+        for number in range(40):
+            num_read += 2
+            yield [replace(row, group_id=str(number), index=index) for index in range(2)]
+
+    class Counting(Sum):
+        @reward
+        def correct(self):
+            nonlocal num_graded
+            held.append(num_read - num_graded)
+            num_graded += 1
+            return 1.0
+
+    found = await graded_again(Counting(), groups(), concurrency=4)
+    assert [one.reward for one in found] == [1.0] * 80
+    assert max(held) <= 4 + 2, "those that are graded, and the group that is next"

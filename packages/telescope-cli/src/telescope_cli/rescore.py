@@ -123,13 +123,16 @@ class Saved:
     """Steps whose rollouts are graded; empty for an eval."""
 
     def groups(self) -> Iterator[list[RolloutRow]]:
-        """Yield the rollouts of each example of a step, in order; one step is read at a time."""
+        """Yield the rollouts of each example, in order; one step of a run is read at a time."""
         if not self.steps:
-            yield from _by_group(EvalFolder(self.path).read().rows)
+            yield from EvalFolder(self.path).groups()
         folder = RunFolder(self.path)
         for step in self.steps:
-            rows = folder.rollouts([step], with_tokens=False)
-            yield from _by_group([row for row in rows if row.environment == self.name])
+            groups: dict[str, list[RolloutRow]] = {}
+            for row in folder.rollouts([step], with_tokens=False):
+                if row.environment == self.name:
+                    groups.setdefault(row.group_id, []).append(row)
+            yield from groups.values()
 
 
 def rescore_command(
@@ -495,10 +498,3 @@ def _with_given(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
             "not hold; give it again with --env.NAME VALUE"
         )
     return settings
-
-
-def _by_group(rows: Sequence[RolloutRow]) -> Iterator[list[RolloutRow]]:
-    groups: dict[str, list[RolloutRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    yield from groups.values()

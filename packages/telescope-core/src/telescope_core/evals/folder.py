@@ -208,6 +208,25 @@ class EvalFolder:
                 problems.append(f"rollouts.jsonl, line {number}: {row}")
         return RecordedRows(list(rows.values()), problems)
 
+    def groups(self) -> Iterator[list[RolloutRow]]:
+        """Yield the readable rollouts of each example, whole; one example is read at a time."""
+        places: dict[str, dict[int, int]] = {}
+        start = 0
+        for line in self._lines():
+            row = _row_in(line)
+            if isinstance(row, RolloutRow):
+                places.setdefault(row.group_id, {})[row.index] = start
+            start += len(line)
+        if not places:
+            return
+        with (self.path / "rollouts.jsonl").open("rb") as stream:
+            for group in places.values():
+                rows: list[RolloutRow] = []
+                for place in group.values():
+                    stream.seek(place)
+                    rows.append(row_from_json(json.loads(stream.readline())))
+                yield rows
+
     def _lines(self) -> Iterator[bytes]:
         path = self.path / "rollouts.jsonl"
         if path.exists():

@@ -82,6 +82,7 @@ class ExampleFinder:
         self._next = 0
         self._newest = 0
         """Number of examples up to the last one with a new id."""
+        self._unreadable: list[str] = []
         self._lock = asyncio.Lock()
 
     async def index_of(self, example_id: str) -> int | None:
@@ -91,7 +92,7 @@ class ExampleFinder:
                 last = min(self._end, self._next + _FETCHED_AT_ONCE)
                 positions = range(self._next, last)
                 for index, example in zip(positions, await self._read(positions), strict=True):
-                    if example.id not in self._found:
+                    if example is not None and example.id not in self._found:
                         self._found[example.id] = index
                         self._newest = last
                 self._next = last
@@ -99,9 +100,26 @@ class ExampleFinder:
                     self._end = last
             return self._found.get(example_id)
 
-    async def _read(self, positions: Iterable[int]) -> list[Example]:
-        reads = (self._environment.example(self._split, position) for position in positions)
-        return await asyncio.gather(*reads)
+    def why_not_found(self) -> str:
+        """Return why `index_of` returned None."""
+        why = f"its example is not in the {self._split} split"
+        if not self._unreadable:
+            return why
+        number = f"{len(self._unreadable)} of its examples"
+        return f"{why}, or is one of those that cannot be read ({number}; {self._unreadable[0]})"
+
+    async def _read(self, positions: Iterable[int]) -> list[Example | None]:
+        return await asyncio.gather(*map(self._read_one, positions))
+
+    async def _read_one(self, position: int) -> Example | None:
+        """Return an example; None for one that its code cannot give, which ends nothing else."""
+        try:
+            return await self._environment.example(self._split, position)
+        except EnvironmentProcessError:
+            raise  # no process can be kept alive
+        except Exception as error:  # noqa: BLE001 - the code of an example: its rollouts fail
+            self._unreadable.append(failure_text(error))
+            return None
 
 
 async def grade_again(
@@ -117,7 +135,8 @@ async def grade_again(
     """Grade the rollouts of each group, and pass each graded group to `on_graded`.
 
     Each group has all rollouts of one example, whatever their status. `deadline_s` is for one
-    rollout, and `concurrency` is the number that are graded at once. Of an endless split, the first
+    rollout, and `concurrency` is the number that are graded at once: a group is taken when one of
+    them has ended, because all may not fit into the memory. Of an endless split, the first
     `most_examples` are searched. Raises EnvironmentProcessError if no worker of the environment can
     be kept alive.
     """
@@ -130,19 +149,26 @@ async def grade_again(
         split=split,
         deadline_s=deadline_s,
         has_group_rewards=description.has_group_rewards,
-        slots=asyncio.Semaphore(concurrency),
     )
-    left = iter(groups)
+    slots = asyncio.Semaphore(concurrency)
 
-    async def work() -> None:
-        """Grade groups until there are none; consumes `left`, which all workers share."""
-        for group in left:
-            on_graded(await grader.group(group))
+    async def graded(row: RolloutRow) -> Graded:
+        try:
+            return await grader.rollout(row)
+        finally:
+            slots.release()
+
+    async def finish(group: Sequence[asyncio.Task[Graded]]) -> None:
+        on_graded(await grader.with_group_rewards(await asyncio.gather(*group)))
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(concurrency):
-                tasks.create_task(work())
+            for rows in groups:
+                group: list[asyncio.Task[Graded]] = []
+                for row in rows:
+                    await slots.acquire()
+                    group.append(tasks.create_task(graded(row)))
+                tasks.create_task(finish(group))
     except BaseExceptionGroup as error:
         raise error.exceptions[0] from None
 
@@ -154,10 +180,8 @@ class _Grader:
     split: Split
     deadline_s: float
     has_group_rewards: bool
-    slots: asyncio.Semaphore
 
-    async def group(self, rows: Sequence[RolloutRow]) -> list[Graded]:
-        graded = await asyncio.gather(*(self._rollout(row) for row in rows))
+    async def with_group_rewards(self, graded: list[Graded]) -> list[Graded]:
         scored = [one for one in graded if one.reward is not None]
         if not scored or not self.has_group_rewards:
             return graded
@@ -166,15 +190,15 @@ class _Grader:
         if any(one.reward is None and not one.error for one in unknown):
             why = "not all rollouts of the group can be graded"
             return [_without_group_rewards(one, why) for one in graded]
-        return await self._with_group_rewards(graded)
+        return await self._of_group(graded)
 
-    async def _rollout(self, row: RolloutRow) -> Graded:
+    async def rollout(self, row: RolloutRow) -> Graded:
         saved, why_not = _gradable(row)
         if saved is None:
             return Graded(row=row, why_not=why_not)
         index = await self.examples.index_of(row.example_id)
         if index is None:
-            return Graded(row=row, why_not=f"its example is not in the {self.split} split")
+            return Graded(row=row, why_not=self.examples.why_not_found())
         request = PlayRequest(
             split=self.split,
             example_index=index,
@@ -194,8 +218,7 @@ class _Grader:
         async def play(attempt: int) -> Rollout:
             return await self.environment.play(request, nobody.policy(row.group_id))
 
-        async with self.slots:
-            rollout = await play_with_attempts(play, max_failed=1)
+        rollout = await play_with_attempts(play, max_failed=1)
         return Graded(
             row=row,
             rollout=replace(rollout, messages=saved.messages, turns=saved.turns),
@@ -203,7 +226,7 @@ class _Grader:
             left_out=_tagged(rollout, LEFT_OUT),
         )
 
-    async def _with_group_rewards(self, graded: Sequence[Graded]) -> list[Graded]:
+    async def _of_group(self, graded: Sequence[Graded]) -> list[Graded]:
         first = next(one.row for one in graded if one.reward is not None)
         index = await self.examples.index_of(first.example_id)
         assert index is not None, "a rollout of it was graded"
