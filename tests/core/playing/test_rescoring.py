@@ -400,8 +400,11 @@ class WithOneUnreadable:
         return ROWS[0] if index == 1 else Example(id="third", prompt="3 + 3?", answer="6")
 
 
+FILES = {"train": WithOneUnreadable(), "eval": ONE["eval"]}
+
+
 class SumOfFiles(Sum):
-    data = {"train": WithOneUnreadable(), "eval": ONE["eval"]}
+    data = FILES
 
 
 async def graded_again(environment, groups, concurrency=4):
