@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from telescope_core.records import RunFolder, row_log
 from telescope_core.records.events import AttemptEvent, EventLog, Stage, read_events
 from telescope_core.records.files import append_json_line, read_json, write_json
 from telescope_core.records.folders import whole_file, whole_folder
+from telescope_core.records.identity import RunState
 from telescope_core.records.room import room_for
 
 LIMITED = """
@@ -102,6 +104,33 @@ def test_a_full_disk_names_the_path_and_what_is_free(tmp_path: Path, code: int) 
     with pytest.raises(NoRoomError), whole_folder(tmp_path / "model"):
         raise OSError(code, "no")
     assert [one.name for one in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_full_disk_does_not_keep_the_end_of_a_run_from_being_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(tmp_path / "run", config={})
+    played = EvalFolder.create(tmp_path / "eval", manifest={"name": "base"})
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", refuse)
+        run.fail("NoRoomError: the disk is full")
+        played.fail("NoRoomError: the disk is full")
+        with pytest.raises(NoRoomError):
+            run.fail("no" * 10_000)
+    for info in (run.info(), played.info()):
+        assert info is not None
+        assert (info.state, info.reason) == (RunState.FAILED, "NoRoomError: the disk is full")
+    assert played.manifest() == {"name": "base"}
+    # What is shorter than the content before it leaves nothing of that.
+    run.fail("a longer reason, which comes first")
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", refuse)
+        run.fail("short")
+    assert run.info().reason == "short"
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EFBIG, "x"), RuntimeError("failed (os error 27)")])

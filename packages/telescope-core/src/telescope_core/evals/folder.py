@@ -31,6 +31,7 @@ from telescope_core.records.files import (
     read_json_lines,
     why_no_object,
     write_json,
+    write_state,
 )
 from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import RunInfo, RunState, new_run_info, now
@@ -327,7 +328,7 @@ class EvalFolder:
     def _write(self, manifest: Mapping[str, JsonValue], info: RunInfo) -> None:
         run = without_values(info.model_dump(mode="json"), self.hide)
         shown = without_secrets(plain(manifest))
-        write_json(self.path / "eval.json", {"manifest": shown, "run": run})
+        write_state(self.path / "eval.json", {"manifest": shown, "run": run})
 
 
 def _with_unset(settings: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.base.messages import json_object
 from telescope_core.base.terminal import whole
 from telescope_core.base.types import JsonValue
@@ -17,6 +17,8 @@ from telescope_core.records.folders import whole_file
 from telescope_core.records.room import room_for
 
 Record = TypeVar("Record")
+_BLOCK_BYTES = 512
+"""Unit of `st_blocks`, whatever the blocks of the file system are."""
 
 
 def require_utf8(path: Path) -> None:
@@ -38,7 +40,28 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: JsonValue) -> None:
     """Write `value` as indented JSON atomically."""
-    write_text(path, json.dumps(plain(value), indent=2) + "\n")
+    write_text(path, _indented(value))
+
+
+def write_state(path: Path, value: JsonValue) -> None:
+    """Write `value` as `write_json` does, or over the file's old content if there is no room.
+
+    A full disk must not keep the end of a run from being recorded: others would take it for one
+    that goes on. A file that exists has blocks of its own, which need no further room. Raises
+    NoRoomError if they are too few.
+    """
+    try:
+        write_json(path, value)
+    except NoRoomError:
+        content = _indented(value).encode()
+        if not path.exists() or len(content) > path.stat().st_blocks * _BLOCK_BYTES:
+            raise
+        with path.open("r+b", buffering=0) as stream:
+            stream.truncate(stream.write(content))
+
+
+def _indented(value: JsonValue) -> str:
+    return json.dumps(plain(value), indent=2) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

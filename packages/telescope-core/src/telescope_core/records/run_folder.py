@@ -37,6 +37,7 @@ from telescope_core.records.files import (
     why_no_object,
     write_json,
     write_json_lines,
+    write_state,
 )
 from telescope_core.records.folders import claimed, whole_file
 from telescope_core.records.identity import (
@@ -563,7 +564,7 @@ class RunFolder:
 
     def _write_info(self, info: RunInfo) -> None:
         fields = without_values(info.model_dump(mode="json"), self.hide)
-        write_json(self.path / "run.json", fields)
+        write_state(self.path / "run.json", fields)
 
 
 def _is_record(row: Mapping[str, Any], kind: type) -> bool:
