@@ -198,6 +198,12 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     assert "0:01:15 watching" in text
     assert "run demo interrupted after step 3" in text
     assert "The run was interrupted at step 3" in text
+    # What is shown is how long it has gone on since it was resumed, as in its own terminal.
+    info = json.loads((folder.path / "run.json").read_text())
+    later = {"at": "2026-01-01T00:01:00+00:00", "step": 1, "checkpoint": "step-1"}
+    write_json(folder.path / "run.json", {**info, "resumes": [later]})
+    code, text = run(capsys, "demo")
+    assert "0:00:15 watching" in text
 
 
 def test_the_end_is_wrapped_between_words_for_a_person_and_whole_for_a_program(

@@ -216,7 +216,10 @@ def _text(happened: _Happened) -> str:
 
 
 def _seconds_since(info: RunInfo, steps: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds since the start of the run; for a killed one, until its last step."""
+    """Return the seconds for which a run has gone on since it was started or last resumed.
+
+    For a killed one, this is the time until its last step.
+    """
     ended = datetime.now(UTC)
     if info.ended_at:
         ended = datetime.fromisoformat(info.ended_at)
@@ -227,4 +230,4 @@ def _seconds_since(info: RunInfo, steps: Sequence[dict[str, Any]]) -> float:
 
 
 def _begun(info: RunInfo) -> datetime:
-    return datetime.fromisoformat(info.started_at)
+    return datetime.fromisoformat(info.resumes[-1].at if info.resumes else info.started_at)
