@@ -74,6 +74,8 @@ _TRACES_EVERY_MS = 500
 _LAST_WORDS_S = 1.0
 """Longest wait for the remaining output of a server that has ended, in seconds."""
 _TAIL_LINES = 15
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send, of which the log of a server says nothing."""
 _POLL_S = 0.1
 _ANSWER_S = 5.0
 """Longest wait for a sign of life, in seconds."""
@@ -399,7 +401,11 @@ class ServerProcess:
         code = self._process.poll()
         if code is not None:
             what = f"inference server at {self.settings.base_url} (pid {self.pid}) died"
-            raise self._died(f"{what} {_describe_exit(code)}", has_ended_itself=code >= 0)
+            raise self._died(
+                f"{what} {_describe_exit(code)}",
+                has_ended_itself=code >= 0,
+                tells_why=-code not in _FROM_OUTSIDE,
+            )
 
     def check_engine(self) -> bool:
         """Return whether the engine of a running server shows a sign of life within 5 s.
@@ -476,13 +482,19 @@ class ServerProcess:
         self._cause.hear(line)
         self._activity.hear(line)
 
-    def _died(self, what: str, *, has_ended_itself: bool) -> ServerDiedError:
-        """Return an error that says `what` happened, with the log's first error, or its end."""
+    def _died(
+        self, what: str, *, has_ended_itself: bool, tells_why: bool = True
+    ) -> ServerDiedError:
+        """Return an error that says `what` happened, with the log's first error, or its end.
+
+        `tells_why`: whether the end of the log can have to do with it.
+        """
         self._output.drain(_LAST_WORDS_S)
         cause = escaped(self._cause.found(has_ended_itself=has_ended_itself))
         log = f"its log is {self.settings.log_path}"
         end = self._output.tail(_TAIL_LINES) or "(it printed nothing)"
-        why = f" of {cause}; {log}" if cause else f"; {log}, which ends:\n{end}"
+        shown = f"{log}, which ends:\n{end}" if tells_why else log
+        why = f" of {cause}; {log}" if cause else f"; {shown}"
         error = ServerDiedError(f"{what}{why}")
         error.cause = cause
         return error
