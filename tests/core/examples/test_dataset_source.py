@@ -82,6 +82,19 @@ def test_parquet_with_fields_of_ones_own_and_a_prompt_of_messages(tmp_path):
     ]
 
 
+def test_the_cluster_is_a_field_of_text_or_numbers_and_stays_in_the_info(tmp_path):
+    rows = [{"question": f"{n}?", "answer": "1", "passage": n % 2} for n in range(4)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    chosen = spec(path, tmp_path, cluster_field="passage")
+    found = [e for split in Split for e in examples(DatasetSource(chosen, split))]
+    assert sorted(e.cluster for e in found) == ["0", "0", "1", "1"]
+    assert all(e.info == {"passage": int(e.cluster)} for e in found)
+    for value, cluster in (("a", "a"), (["a"], ""), (None, ""), (True, "")):
+        path = write(tmp_path / "own.jsonl", [{"question": "1?", "answer": "1", "cluster": value}])
+        (one,) = (e for s in Split for e in examples(DatasetSource(spec(path, tmp_path), s)))
+        assert one.cluster == cluster
+
+
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_calls_from_parquet_have_the_arguments_that_somebody_wrote(tmp_path, is_folder):
     """Each struct of a column has the keys of all others, as nulls."""
@@ -172,6 +185,11 @@ def test_rows_become_examples_as_the_author_says(tmp_path):
             [{"question": "1?"}],
             {"answer_field": "gold"},
             "has no field 'gold'; set answer_field to one of its fields: question",
+        ),
+        (
+            [{"question": "1?"}],
+            {"cluster_field": "passage"},
+            "has no field 'passage'; set cluster_field to one of its fields: question",
         ),
     ],
 )

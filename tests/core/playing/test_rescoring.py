@@ -389,6 +389,16 @@ async def test_examples_are_found_wherever_they_are_and_read_once():
     assert [await few.index_of(one) for one in ("2", "3")] == [2, None]
 
 
+class SumOfText(Sum):
+    def examples(self, split):
+        return [replace(one, cluster="text 7") for one in ONE[split]]
+
+
+async def test_the_cluster_is_that_of_the_version_that_grades():
+    saved = await played(Sum(), "4")
+    assert (await rescored(SumOfText(), saved)).tags["cluster"] == "text 7"
+
+
 class WithOneUnreadable:
     """A source of three examples, of which the code of the first fails."""
 

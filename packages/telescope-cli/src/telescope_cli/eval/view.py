@@ -20,6 +20,7 @@ from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
 from telescope_core.evals.result import (
     RewardSoFar,
+    clusters_note,
     counts_of,
     duration_note,
     left_out_of,
@@ -264,7 +265,8 @@ def count_lines(result: EvalResult) -> list[str]:
     parts += [f"{number} {text}" for number, text in spent_in(result)]
     parts.append(f"{result.duration_s:.1f} s{duration_note(result)}")
     left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
-    return ["; ".join(parts), *([f"Not played: {'; '.join(left)}"] if left else [])]
+    not_played = f"Not played: {'; '.join(left)}" if left else ""
+    return [line for line in ("; ".join(parts), clusters_note(result), not_played) if line]
 
 
 def _warnings(result: EvalResult) -> list[str]:

@@ -27,6 +27,8 @@ Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 """Why a turn ended: the model ended it, `max_tokens` cut it (also in the middle of a tool call), it
 calls tools, or the endpoint's content filter stopped it."""
+CLUSTER = "cluster"
+"""Tag of a rollout with the cluster of its example, if that has one."""
 LOST_TO = "lost_to"
 """Tag of a lost rollout: id of the rollout whose code ended, or blocked, the process of both."""
 UNGRADABLE = "ungradable"
@@ -132,6 +134,9 @@ class Example:
     """The right answer, for reward functions; the policy never sees it."""
     info: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     """Further data for reward functions."""
+    cluster: str = ""
+    """Name shared by examples that depend on each other, such as the questions about one text;
+    intervals of evals are then computed over clusters. Empty = it depends on no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

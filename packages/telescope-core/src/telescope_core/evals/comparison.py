@@ -17,7 +17,9 @@ from telescope_core.evals.result import EvalResult, TaskScore
 from telescope_core.evals.stats import (
     CONFIDENCE,
     NORMAL_QUANTILE,
+    Draws,
     are_alike,
+    draws_of,
     end_weight,
     ends_of_constant,
     mean_distribution,
@@ -56,6 +58,8 @@ class Difference:
     """
     num_tasks: int
     """Number of tasks that both evals scored."""
+    num_clusters: int = 0
+    """Number of clusters of these tasks; 0 if each task is independent of the others."""
     is_alike: bool = False
     """Whether all tasks changed by the same, as a single one does."""
     is_comparable: bool = True
@@ -162,11 +166,13 @@ def paired_difference(
     *,
     span: float = 1.0,
     rollouts: int = 1,
+    clusters: Sequence[str] = (),
 ) -> Difference:
     """Return the mean difference of one value per task, with its interval and p.
 
     `span` is the largest difference that a task can have, and `rollouts` the number of each task's
-    rollouts. The interval is that of `stats.mean_distribution` for differences between -span and
+    rollouts; `clusters` has the cluster of each task, as in `draws_of`. The interval is that of
+    `stats.mean_distribution` for differences between -span and
     span. Where few tasks have changed, Student's t would leave out those that were not seen: gains
     of 5% of the tasks are outside of its interval in 1 of 8 evals of 64 tasks. If all tasks differ
     by the same, their spread is no evidence: the interval then includes the possible effect of
@@ -177,15 +183,16 @@ def paired_difference(
     span = max(span, *map(abs, changes_N)) or 1.0
     changes_N = [change / span for change in changes_N]
     mean = math.fsum(changes_N) / num_tasks
-    is_alike = are_alike(changes_N)
-    if num_tasks < 2:
+    draws = draws_of(changes_N, clusters)
+    is_alike = are_alike(draws.values)
+    if len(draws.values) < 2:
         found = _Change(None, None, None, None)
     elif is_alike:
-        low, high = (2.0 * end - 1.0 for end in ends_of_constant((mean + 1.0) / 2, num_tasks))
-        p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**num_tasks)
+        low, high = (2.0 * end - 1.0 for end in ends_of_constant((mean + 1.0) / 2, draws.number))
+        p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**draws.number)
         found = _Change(low, high, p, None)
     else:
-        found = _apart(changes_N, mean, rollouts)
+        found = _apart(draws, mean, rollouts)
     low, high, detectable = (
         None if one is None else span * one for one in (found.low, found.high, found.detectable)
     )
@@ -198,6 +205,7 @@ def paired_difference(
         p=found.p,
         detectable=detectable,
         num_tasks=num_tasks,
+        num_clusters=draws.num_clusters,
         is_alike=is_alike,
     )
 
@@ -211,17 +219,17 @@ class _Change(NamedTuple):
     detectable: float | None
 
 
-def _apart(changes_N: Sequence[float], mean: float, rollouts: int) -> _Change:
+def _apart(draws: Draws, mean: float, rollouts: int) -> _Change:
     """Return what is known of the mean where tasks change by different amounts."""
-    weight = end_weight(map(abs, changes_N), rollouts)
-    found = mean_distribution([(change + 1.0) / 2 for change in changes_N], weight)
+    weight = end_weight(draws._replace(values=[abs(one) for one in draws.values]), rollouts)
+    shares = draws._replace(values=[(change + 1.0) / 2 for change in draws.values])
+    found = mean_distribution(shares, weight)
     if found is None:
         return _Change(-1.0, 1.0, 1.0, None)
     low, high = (2.0 * end - 1.0 for end in found.ends)
     below = incomplete_beta(found.a, found.b, 0.5)
     # As for Student's t, of which the standard deviation has the widening already.
-    degrees = len(changes_N) - 1
-    power = t_quantile(POWER, degrees) / t_quantile(1.0 - _TAIL, degrees)
+    power = t_quantile(POWER, draws.degrees) / t_quantile(1.0 - _TAIL, draws.degrees)
     detectable = 2.0 * found.sd * NORMAL_QUANTILE * (1.0 + power)
     return _Change(
         min(low, mean),
@@ -248,6 +256,7 @@ def _joined(one: TaskScore, other: TaskScore) -> TaskScore:
         rewards=one.rewards + other.rewards,
         num_solved=one.num_solved + other.num_solved,
         num_failed=one.num_failed + other.num_failed,
+        cluster=one.cluster or other.cluster,
     )
 
 
@@ -266,13 +275,27 @@ def _differences(
                 for i in (0, 1)
             ]
             name, rollouts = f"pass{sign}{k}", _rollouts_of(counted)
-            found.append(paired_difference(name, *columns, rollouts=rollouts))
+            clusters = _clusters_of(counted)
+            found.append(paired_difference(name, *columns, rollouts=rollouts, clusters=clusters))
     old_N, new_N = ([math.fsum(p[i].rewards) / len(p[i].rewards) for p in pairs] for i in (0, 1))
     low = min(before.reward_min, after.reward_min)
     high = max(before.reward_max, after.reward_max)
-    rollouts = _rollouts_of(pairs)
-    found.append(paired_difference("reward", old_N, new_N, span=high - low, rollouts=rollouts))
+    found.append(
+        paired_difference(
+            "reward",
+            old_N,
+            new_N,
+            span=high - low,
+            rollouts=_rollouts_of(pairs),
+            clusters=_clusters_of(pairs),
+        )
+    )
     return found
+
+
+def _clusters_of(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> list[str]:
+    """Return the cluster of each example; one of the evals may be from before it had one."""
+    return [new.cluster or old.cluster for old, new in pairs]
 
 
 def _rollouts_of(pairs: Sequence[tuple[TaskScore, TaskScore]]) -> int:

@@ -12,7 +12,7 @@ _MOST_FRACTION_TERMS = 10_000
 
 
 @lru_cache(maxsize=1024)
-def t_quantile(probability: float, df: int) -> float:
+def t_quantile(probability: float, df: float) -> float:
     """Return the `probability` quantile of Student's t with `df` degrees of freedom."""
     if not (0.0 < probability < 1.0 and df >= 1):
         raise ValueError(f"expected 0 < probability < 1 and df >= 1, got {probability}, {df}")
@@ -32,7 +32,7 @@ def t_quantile(probability: float, df: int) -> float:
     return 0.5 * (low + high)
 
 
-def t_cdf(t: float, df: int) -> float:
+def t_cdf(t: float, df: float) -> float:
     """Return P(T <= t) of Student's t with `df` degrees of freedom."""
     tail = 0.5 * incomplete_beta(0.5 * df, 0.5, df / (df + t * t))
     return 1.0 - tail if t >= 0 else tail

@@ -20,6 +20,7 @@ from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, EnvironmentC
 from telescope_core.base.retries import failure_text, play_with_attempts
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import (
+    CLUSTER,
     Example,
     Group,
     Rollout,
@@ -91,7 +92,8 @@ class ExampleFinder:
             while example_id not in self._found and self._next < self._end:
                 last = min(self._end, self._next + _FETCHED_AT_ONCE)
                 positions = range(self._next, last)
-                for index, example in zip(positions, await self._read(positions), strict=True):
+                read = await asyncio.gather(*map(self._read, positions))
+                for index, example in zip(positions, read, strict=True):
                     if example is not None and example.id not in self._found:
                         self._found[example.id] = index
                         self._newest = last
@@ -108,10 +110,7 @@ class ExampleFinder:
         number = f"{len(self._unreadable)} of its examples"
         return f"{why}, or is one of those that cannot be read ({number}; {self._unreadable[0]})"
 
-    async def _read(self, positions: Iterable[int]) -> list[Example | None]:
-        return await asyncio.gather(*map(self._read_one, positions))
-
-    async def _read_one(self, position: int) -> Example | None:
+    async def _read(self, position: int) -> Example | None:
         """Return an example; None for one that its code cannot give, which ends nothing else."""
         try:
             return await self._environment.example(self._split, position)
@@ -392,9 +391,12 @@ class _RewardPart:
         self.num_new = self.num_gone = self.num_compared = 0
         self._sums: dict[str, tuple[float, float, int]] = {}
         """Example -> sums of its rewards before and after, and their number."""
+        self._clusters: dict[str, str] = {}
+        """Example -> its cluster."""
         self._range = (math.inf, -math.inf)
 
-    def add(self, example_id: str, before: float | None, after: float | None) -> None:
+    def add(self, rollout: Rollout, before: float | None, after: float | None) -> None:
+        example_id = rollout.example_id
         if before is None or after is None:
             self.num_new += after is not None
             self.num_gone += before is not None
@@ -404,6 +406,7 @@ class _RewardPart:
         self.num_fell += after < before - _SAME
         old, new, number = self._sums.get(example_id, (0.0, 0.0, 0))
         self._sums[example_id] = (old + before, new + after, number + 1)
+        self._clusters[example_id] = rollout.tags.get(CLUSTER, "")
         low, high = self._range
         self._range = (min(low, before, after), max(high, before, after))
 
@@ -422,7 +425,11 @@ class _RewardPart:
             num_new=self.num_new,
             num_gone=self.num_gone,
             difference=paired_difference(
-                name, *columns, span=(high - low) or 1.0, rollouts=most_common(numbers)
+                name,
+                *columns,
+                span=(high - low) or 1.0,
+                rollouts=most_common(numbers),
+                clusters=list(self._clusters.values()),
             )
             if means
             else None,
@@ -474,7 +481,7 @@ class Tally:
         self._reward.num_left_out += not is_known and not error
         # A part that is left out or failed is not a part that is gone.
         if is_known or row.reward is None:
-            self._reward.add(row.example_id, row.reward, rollout.reward)
+            self._reward.add(rollout, row.reward, rollout.reward)
         for name, why in one.left_out.items():
             self._left_out.setdefault(name, Counter())[why] += 1
         has_all = not error or bool(one.raised)
@@ -488,7 +495,7 @@ class Tally:
             elif name in one.left_out:
                 part.num_left_out += 1
             elif name in rollout.rewards or has_all:
-                part.add(row.example_id, row.rewards.get(name), rollout.rewards.get(name))
+                part.add(rollout, row.rewards.get(name), rollout.rewards.get(name))
 
     def _note_largest(self, row: RolloutRow, rollout: Rollout, before: float, after: float) -> None:
         change = after - before

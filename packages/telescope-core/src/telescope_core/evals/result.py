@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.solved import is_solved
 from telescope_core.base.types import (
+    CLUSTER,
     UNGRADABLE,
     EnvironmentDescription,
     JsonValue,
@@ -44,6 +45,8 @@ class TaskScore:
     """Rollouts at or above the success threshold."""
     num_failed: int
     """Rollouts without a reward."""
+    cluster: str = ""
+    """Cluster of the example; empty if it depends on no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,17 @@ def spent_in(result: EvalResult) -> list[tuple[str, str]]:
     ]
 
 
+def clusters_note(result: EvalResult) -> str:
+    """Return a sentence about clusters of examples; empty if the eval has none."""
+    found = [one for one in (result.reward, *result.pass_at.values()) if one is not None]
+    if not found or not found[0].num_clusters:
+        return ""
+    return (
+        f"The {found[0].num_tasks} scored examples are in {found[0].num_clusters} clusters of "
+        "examples that depend on each other; intervals are over clusters."
+    )
+
+
 def duration_note(result: EvalResult) -> str:
     """Return what stands behind the duration of an eval that was resumed; empty for others."""
     if not result.num_earlier:
@@ -279,6 +293,7 @@ def result_of(
     failed = [row for row in rows if not _is_scored(row)]
     tasks = _task_scores(rows, description.success_threshold)
     counts = [(len(task.rewards), task.num_solved) for task in tasks]
+    clusters = [task.cluster for task in tasks]
     low, high = description.reward_min, description.reward_max
     ungradable = [row.metrics[UNGRADABLE] for row in scored if UNGRADABLE in row.metrics]
     padded = [task.rewards + (low,) * task.num_failed for task in tasks]
@@ -312,10 +327,12 @@ def result_of(
         ),
         num_dropped=description.num_dropped.get(settings.split, 0),
         failures=dict(Counter(row.status_reason or row.status for row in failed).most_common()),
-        reward=mean_of_rewards([task.rewards for task in tasks], minimum=low, maximum=high),
-        reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high),
-        pass_at={k: success_rate(counts, k, every=False) for k in settings.ks},
-        pass_all={k: success_rate(counts, k, every=True) for k in settings.ks},
+        reward=mean_of_rewards(
+            [task.rewards for task in tasks], minimum=low, maximum=high, clusters=clusters
+        ),
+        reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high, clusters=clusters),
+        pass_at={k: success_rate(counts, k, every=False, clusters=clusters) for k in settings.ks},
+        pass_all={k: success_rate(counts, k, every=True, clusters=clusters) for k in settings.ks},
         rewards=_means([row.rewards for row in scored]),
         metrics=_means([row.metrics for row in scored]),
         metric_ranges=description.metrics,
@@ -361,6 +378,7 @@ def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
         rewards=rewards,
         num_solved=sum(is_solved(reward, threshold) for reward in rewards),
         num_failed=sum(not _is_scored(row) for row in group),
+        cluster=next((row.tags[CLUSTER] for row in group if CLUSTER in row.tags), ""),
     )
 
 

@@ -1,13 +1,14 @@
 """Statistics of evals: pass@k and pass^k from all n rollouts, and intervals clustered by task.
 
 Rollouts of one task are correlated, so every number here is a mean over tasks, and its uncertainty
-comes from the spread between tasks. Pure functions, no I/O.
+comes from the spread between tasks. Tasks may be correlated too, such as questions about one text:
+then it comes from the spread between clusters of tasks. Pure functions, no I/O.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,13 +27,57 @@ _HALF_TASK = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over tasks and its 95% interval; the ends are None with fewer than 2 tasks."""
+    """A mean over tasks and its 95% interval; the ends are None with fewer than 2 draws."""
 
     mean: float
     low: float | None
     high: float | None
     num_tasks: int
     """Number of tasks in the mean: its denominator."""
+    num_clusters: int = 0
+    """Number of clusters of these tasks; 0 if each task is independent of the others."""
+
+
+class Draws(NamedTuple):
+    """Independent draws of a value: single tasks, or the means of clusters of tasks."""
+
+    values: list[float]
+    sizes: list[int]
+    """Number of tasks behind each value."""
+
+    @property
+    def weights(self) -> list[float]:
+        """Weight of each value in the mean over tasks; 1 on average."""
+        total = sum(self.sizes)
+        return [size * len(self.sizes) / total for size in self.sizes]
+
+    @property
+    def number(self) -> float:
+        """Number of draws of equal weight that tell as much (Kish 1965, Survey Sampling)."""
+        return sum(self.sizes) ** 2 / sum(size * size for size in self.sizes)
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of the spread between the draws, at least 1."""
+        return max(1.0, self.number - 1.0)
+
+    @property
+    def num_clusters(self) -> int:
+        """Number of clusters; 0 if all draws are single tasks."""
+        return 0 if sum(self.sizes) == len(self.sizes) else len(self.sizes)
+
+
+def draws_of(values_N: Sequence[float], clusters_N: Sequence[str] = ()) -> Draws:
+    """Return the independent draws in one value per task; tasks of one cluster are one draw.
+
+    A task whose cluster has an empty name is a draw of its own, as all are by default.
+    """
+    members: dict[str | int, list[float]] = {}
+    for index, value in enumerate(values_N):
+        name = clusters_N[index] if clusters_N else ""
+        members.setdefault(name or index, []).append(value)
+    groups = members.values()
+    return Draws([math.fsum(one) / len(one) for one in groups], [len(one) for one in groups])
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -59,60 +104,83 @@ def _require_counts(n: int, c: int, k: int) -> None:
         raise ValueError(f"expected 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")
 
 
-def success_rate(counts: Sequence[tuple[int, int]], k: int, *, every: bool) -> Estimate | None:
+def success_rate(
+    counts: Sequence[tuple[int, int]], k: int, *, every: bool, clusters: Sequence[str] = ()
+) -> Estimate | None:
     """Return pass@k, or pass^k if `every`, of tasks with (rollouts, solved), and its interval.
 
-    Tasks with fewer than k rollouts are left out; returns None when that leaves none. How often the
-    interval covers the truth is measured in benchmarks/results/intervals.md.
+    `clusters` has the cluster of each task, as in `draws_of`. Tasks with fewer than k rollouts are
+    left out; returns None when that leaves none. How often the interval covers the truth is
+    measured in benchmarks/results/intervals.md.
     """
     estimator = pass_all_k if every else pass_at_k
     used = Counter((n, c) for n, c in counts if n >= k)
     if not used:
         return None
     scores = {case: estimator(*case, k) for case in used}
-    values_N = [scores[case] for case, count in used.items() for _ in range(count)]
+    values_N = [scores[case] for case in counts if case[0] >= k]
+    left = [name for name, (n, _) in zip(clusters, counts, strict=False) if n >= k]
+    draws = draws_of(values_N, left)
     # All tasks have the same number of rollouts, except where some failed.
     most = most_common(case[0] for case in used.elements())
-    by_num_solved = [estimator(most, solved, k) for solved in range(most + 1)]
-    share = variance_share(used, by_num_solved)
-    return _interval(values_N, end_weight=_HALF_TASK * math.sqrt(share), range_=(0.0, 1.0))
+    if draws.num_clusters:
+        weight = end_weight(draws, most)
+    else:
+        by_num_solved = [estimator(most, solved, k) for solved in range(most + 1)]
+        weight = _HALF_TASK * math.sqrt(variance_share(used, by_num_solved))
+    return _interval(draws, end_weight=weight, range_=(0.0, 1.0))
 
 
 def mean_of_rewards(
-    rewards: Sequence[Sequence[float]], *, minimum: float = 0.0, maximum: float = 1.0
+    rewards: Sequence[Sequence[float]],
+    *,
+    minimum: float = 0.0,
+    maximum: float = 1.0,
+    clusters: Sequence[str] = (),
 ) -> Estimate | None:
     """Return the mean over tasks of each task's mean reward, and its interval.
 
-    `rewards` has one sequence per task; empty ones are ignored. Returns None if all are empty. If
+    `rewards` has one sequence per task; empty ones are ignored. `clusters` has the cluster of each
+    task, as in `draws_of`. Returns None if all are empty. If
     all rewards are at the ends of their range, they count as successes and failures; other rewards
     as shares of a success.
     """
     tasks = [task for task in rewards if task]
     if not tasks:
         return None
+    clusters = [name for name, task in zip(clusters, rewards, strict=False) if task]
     # Sums of weights may miss an end of the range by rounding.
     slack = 1e-9 * (maximum - minimum)
     if minimum < maximum and all(
         min(one - minimum, maximum - one) <= slack for task in tasks for one in task
     ):
         counts = [(len(task), sum(maximum - one <= slack for one in task)) for task in tasks]
-        rate = success_rate(counts, 1, every=False)
-        return None if rate is None else _stretched(rate, minimum, maximum)
+        rate = success_rate(counts, 1, every=False, clusters=clusters)
+        assert rate is not None, "each task has a rollout"
+        low, high = (
+            None if share is None else minimum + share * (maximum - minimum)
+            for share in (rate.low, rate.high)
+        )
+        mean = minimum + rate.mean * (maximum - minimum)
+        return replace(rate, low=low, mean=mean, high=high)
     means_N = [math.fsum(task) / len(task) for task in tasks]
     span = (maximum - minimum) or 1.0
-    weight = end_weight([(mean - minimum) / span for mean in means_N], most_common(map(len, tasks)))
-    return _interval(means_N, end_weight=weight, range_=(minimum, maximum))
+    shares = draws_of([(mean - minimum) / span for mean in means_N], clusters)
+    weight = end_weight(shares, most_common(map(len, tasks)))
+    draws = draws_of(means_N, clusters)
+    return _interval(draws, end_weight=weight, range_=(minimum, maximum))
 
 
-def end_weight(shares_N: Iterable[float], rollouts: int) -> float:
-    """Return the weight of an imagined task at each end, from values between 0 and 1.
+def end_weight(shares: Draws, rollouts: int) -> float:
+    """Return the weight of an imagined draw at each end, from values between 0 and 1.
 
     Each is taken for the share of solved rollouts of one task: partial credit of 0.1 in each of 4
     rollouts is none solved. So rare tasks at an end that were not seen are allowed for, and fewer
-    where `rollouts` for each task show that tasks are alike. See `variance_share`.
+    where `rollouts` for each task show that tasks are alike. A cluster is taken for one task with
+    the rollouts of its tasks. See `variance_share`.
     """
-    trials = min(rollouts, _MOST_TRIALS)
-    solved = (min(trials, max(0, round(trials * share))) for share in shares_N)
+    trials = min(rollouts * most_common(shares.sizes), _MOST_TRIALS)
+    solved = (min(trials, max(0, round(trials * share))) for share in shares.values)
     counts = Counter((trials, number) for number in solved)
     values = [number / trials for number in range(trials + 1)]
     return _HALF_TASK * math.sqrt(variance_share(counts, values))
@@ -123,50 +191,35 @@ def most_common(numbers: Iterable[int]) -> int:
     return Counter(numbers).most_common(1)[0][0]
 
 
-def _stretched(rate: Estimate, minimum: float, maximum: float) -> Estimate:
-    def value(share: float) -> float:
-        return minimum + share * (maximum - minimum)
+def _interval(draws: Draws, *, end_weight: float, range_: tuple[float, float]) -> Estimate:
+    """Return the mean over tasks, with a beta interval on the range of their values.
 
-    return Estimate(
-        mean=value(rate.mean),
-        low=None if rate.low is None else value(rate.low),
-        high=None if rate.high is None else value(rate.high),
-        num_tasks=rate.num_tasks,
-    )
-
-
-def _interval(
-    values_N: Sequence[float], *, end_weight: float, range_: tuple[float, float]
-) -> Estimate:
-    """Return the mean of one value per task, with a beta interval on the range of the values.
-
-    `end_weight` tasks at each end of the range are added to the tasks. A beta distribution gets the
-    mean and the variance that the mean of the tasks then has under Rubin's Bayesian bootstrap
+    `end_weight` draws at each end of the range are added to the draws. A beta distribution gets the
+    mean and the variance that the mean of the draws then has under Rubin's Bayesian bootstrap
     (1981, Ann. Stat. 9, 130), widened by Student's t for the variance that is itself estimated; its
     quantiles are the interval. For single rollouts, before the widening, this is Jeffreys' interval
     of a proportion (Brown, Cai and DasGupta 2001, Stat. Sci. 16, 101), whose change at the ends is
-    made here too: where all tasks are at one end, that end is kept, and the other is the exact
-    binomial bound on the share of tasks that were not seen.
+    made here too: where all draws are at one end, that end is kept, and the other is the exact
+    binomial bound on the share of draws that were not seen.
     """
     minimum, maximum = range_
-    num_tasks = len(values_N)
-    mean = math.fsum(values_N) / num_tasks
-    if num_tasks < 2 or minimum >= maximum:
-        return Estimate(mean=mean, low=None, high=None, num_tasks=num_tasks)
-    span = maximum - minimum
-    scaled_N = [(value - minimum) / span for value in values_N]
-    if are_alike(scaled_N):
-        low, high = ends_of_constant(scaled_N[0], num_tasks)
-    else:
-        found = mean_distribution(scaled_N, end_weight)
-        low, high = (0.0, 1.0) if found is None else found.ends
-    # Rounding, and ends that are rarely seen, must not push the mean out of its own interval.
-    return Estimate(
-        mean=mean,
-        low=min(mean, minimum + span * low),
-        high=max(mean, minimum + span * high),
-        num_tasks=num_tasks,
+    num_tasks = sum(draws.sizes)
+    mean = math.fsum(v * size for v, size in zip(*draws, strict=True)) / num_tasks
+    found = Estimate(
+        mean=mean, low=None, high=None, num_tasks=num_tasks, num_clusters=draws.num_clusters
     )
+    if len(draws.values) < 2 or minimum >= maximum:
+        return found
+    span = maximum - minimum
+    scaled = draws._replace(values=[(value - minimum) / span for value in draws.values])
+    if are_alike(scaled.values):
+        low, high = ends_of_constant(scaled.values[0], draws.number)
+    else:
+        beta = mean_distribution(scaled, end_weight)
+        low, high = (0.0, 1.0) if beta is None else beta.ends
+    # Rounding, and ends that are rarely seen, must not push the mean out of its own interval.
+    low, high = (minimum + span * end for end in (low, high))
+    return replace(found, low=min(mean, low), high=max(mean, high))
 
 
 def are_alike(values_N: Sequence[float]) -> bool:
@@ -193,28 +246,30 @@ class BetaMean(NamedTuple):
         return low, high
 
 
-def mean_distribution(values_N: Sequence[float], end_weight: float) -> BetaMean | None:
+def mean_distribution(draws: Draws, end_weight: float) -> BetaMean | None:
     """Return the distribution of the mean of values between 0 and 1 that are not all the same.
 
-    None = so few tasks that the mean may be anywhere.
+    With clusters of several sizes it has the variance of a ratio of two sums over clusters. None =
+    so few draws that the mean may be anywhere.
     """
-    total = len(values_N) + 2 * end_weight
-    mean = (math.fsum(values_N) + end_weight) / total
-    square = math.fsum((value - mean) ** 2 for value in values_N)
+    total = len(draws.values) + 2 * end_weight
+    weighted = list(zip(draws.values, draws.weights, strict=True))
+    mean = (math.fsum(value * weight for value, weight in weighted) + end_weight) / total
+    square = math.fsum((weight * (value - mean)) ** 2 for value, weight in weighted)
     square += end_weight * (mean**2 + (1.0 - mean) ** 2)
-    widening = t_quantile(1.0 - _TAIL, len(values_N) - 1) / NORMAL_QUANTILE
+    widening = t_quantile(1.0 - _TAIL, draws.degrees) / NORMAL_QUANTILE
     variance = square / total / (total + 1.0) * widening**2
     size = mean * (1.0 - mean) / variance - 1.0
     return BetaMean(mean * size, (1.0 - mean) * size) if size > 0.0 else None
 
 
-def ends_of_constant(value: float, num_tasks: int) -> tuple[float, float]:
-    """Return the interval when every task has the same value, so that no spread is seen.
+def ends_of_constant(value: float, number: float) -> tuple[float, float]:
+    """Return the interval when all of `number` draws have the same value: no spread is seen.
 
-    The exact binomial bound on the share of tasks with another value (Clopper-Pearson, with no such
-    task among N) is multiplied by the distance from the value to each end of the range.
+    The exact binomial bound on the share of draws with another value (Clopper-Pearson, with no such
+    draw among `number`) is multiplied by the distance from the value to each end of the range.
     """
-    share = 1.0 - _TAIL ** (1.0 / num_tasks)
+    share = 1.0 - _TAIL ** (1.0 / number)
     return (value - share * value, value + share * (1.0 - value))
 
 

@@ -39,13 +39,15 @@ def checked_example(value: object, *, where: str) -> Example:
             "such as a hash of its prompt"
         )
     answer = as_text("" if answer is None else answer, f"{where}: answer", advice=IN_INFO)
+    cluster = as_text(cast(Any, value.cluster), f"{where}: cluster")
     prompt = _checked_prompt(prompt, where)
     _require_info(info, where)
     said = prompt if isinstance(prompt, str) else [message_to_record(one) for one in prompt]
     for name, part in (("prompt", said), ("answer", answer), ("info", info)):
         require_whole(json.dumps(part, ensure_ascii=False), f"{where}: {name}")
-    is_same = (checked_id, prompt, answer) == (own_id, value.prompt, value.answer)
-    return value if is_same else replace(value, id=checked_id, prompt=prompt, answer=answer)
+    parts = {"id": checked_id, "prompt": prompt, "answer": answer, "cluster": cluster}
+    is_same = all(getattr(value, name) == part for name, part in parts.items())
+    return value if is_same else replace(value, **cast(Any, parts))
 
 
 def checked_messages(values: Sequence[object], *, where: str) -> list[Message]:

@@ -78,6 +78,9 @@ class DatasetSpec:
     neither, examples have no answer."""
     needs_answer: bool = True
     """Whether an empty answer field is an error."""
+    cluster_field: str = ""
+    """Field with the cluster of the example, see `Example.cluster`; empty = `cluster`, if the table
+    has it."""
     cache_dir: str = ""
     """Folder for downloads; empty = the cache of the `datasets` library."""
 
@@ -408,6 +411,7 @@ def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
     fields = RowFields(
         prompt=(spec.prompt_field,) if spec.prompt_field else PROMPT_FIELDS,
         answer=(spec.answer_field,) if spec.answer_field else ANSWER_FIELDS,
+        cluster=spec.cluster_field or "cluster",
         has_ids=False,
     )
     if not row:
@@ -417,11 +421,13 @@ def example_of_row(row: Row, *, spec: DatasetSpec) -> Example:
             f"dataset {spec.path!r} has no field {', '.join(fields.prompt)}; set prompt_field to "
             f"one of its fields: {', '.join(row)}"
         )
-    if spec.answer_field and spec.answer_field not in row:
-        raise ConfigError(
-            f"dataset {spec.path!r} has no field {spec.answer_field!r}; set answer_field to one of "
-            f"its fields: {', '.join(row)}"
-        )
+    named = {"answer_field": spec.answer_field, "cluster_field": spec.cluster_field}
+    for setting, field in named.items():
+        if field and field not in row:
+            raise ConfigError(
+                f"dataset {spec.path!r} has no field {field!r}; set {setting} to one of its "
+                f"fields: {', '.join(row)}"
+            )
     example = example_of(row, where=f"dataset {spec.path!r}", fields=fields)
     field = next((name for name in fields.answer if name in row), None)
     if field is not None and spec.needs_answer and not example.answer:

@@ -48,6 +48,8 @@ class RowFields(NamedTuple):
 
     prompt: tuple[str, ...] = PROMPT_FIELDS
     answer: tuple[str, ...] = ANSWER_FIELDS
+    cluster: str = "cluster"
+    """The field with the cluster of the example, as text or a number; it stays in `info`."""
     has_ids: bool = True
     """Whether the field `id` of a row is its id. Without it, the id is a hash of the prompt."""
 
@@ -93,7 +95,7 @@ def example_of(row: object, *, where: str, fields: RowFields | None = None) -> E
     """Return the example that `row` is: an Example, a table row, or the text of a prompt.
 
     The field `id` of a row is its id; without one, the id is a hash of the prompt. Fields other
-    than the id, the prompt and the answer are in `info`.
+    than the id, the prompt and the answer are in `info`, that of the cluster too.
     """
     if isinstance(row, Example):
         return row
@@ -120,6 +122,7 @@ def example_of(row: object, *, where: str, fields: RowFields | None = None) -> E
     answer_field = next((name for name in known.answer if name in rest), None)
     answer: object = rest.pop(answer_field) if answer_field is not None else ""
     text = prompt if isinstance(prompt, str) else json.dumps(asked, sort_keys=True, default=str)
+    cluster = rest.get(known.cluster)
     own_id = rest.pop("id") if known.has_ids and "id" in rest else id_of(text)
     return Example(
         id=as_text(own_id, f"{where}, field 'id'"),
@@ -128,6 +131,8 @@ def example_of(row: object, *, where: str, fields: RowFields | None = None) -> E
             "" if answer is None else answer, f"{where}, field {answer_field!r}", advice=IN_INFO
         ),
         info=cast(Any, rest),
+        # A value of another type is missing, or has another meaning.
+        cluster=str(cluster) if type(cluster) in (str, int) else "",
     )
 
 

@@ -32,6 +32,7 @@ from telescope_core.base.scoring_events import scoring_begins
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.terminal import whole
 from telescope_core.base.types import (
+    CLUSTER,
     Example,
     Group,
     Message,
@@ -181,6 +182,8 @@ class Playing:
             state=environment.new_state(),
             rollout_id=self._rollout.rollout_id,
         )
+        if example.cluster:
+            episode.tags[CLUSTER] = example.cluster
         if of_kind(environment.hooks, "stop"):
             episode.find_stop = environment.find_stop
         for hook in of_kind(environment.hooks, "setup"):

@@ -24,7 +24,7 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     style = style_of_difference(one)
     moved = f"from {one.before:{style}} to {one.after:{style}}"
     if not one.is_comparable:
-        over = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
+        over = over_of(one, unit)
         return (
             f"{one.measure}: {moved} ({one.change:+{style}}, {over}), which shows nothing, because "
             "the two results are not comparable"
@@ -33,7 +33,7 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
         return f"{one.measure}: {moved} on a single {unit}, which shows nothing about others"
     numbers = (
         f"{one.change:+{style}}, {interval(one.low, one.high, style)}, p {format_p(one.p)}, "
-        f"paired over {one.num_tasks} {unit}s"
+        f"paired over {over_of(one, unit)}"
     )
     if one.is_shown:
         return f"{one.measure} {'rose' if one.change > 0 else 'fell'} {moved} ({numbers})"
@@ -44,6 +44,12 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     else:
         could = f"a true difference of {one.detectable:{style}} would be found 4 times in 5"
     return f"{one.measure}: no difference shown, {moved} ({numbers}; {could})"
+
+
+def over_of(one: Difference, unit: str = "example") -> str:
+    """Return the number of examples that are compared, and of their clusters."""
+    tasks = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
+    return f"{tasks} in {one.num_clusters} clusters" if one.num_clusters else tasks
 
 
 def style_of_difference(one: Difference) -> str:

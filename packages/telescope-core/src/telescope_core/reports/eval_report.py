@@ -8,6 +8,7 @@ from telescope_core.base.solved import is_solved
 from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import (
     EvalResult,
+    clusters_note,
     counts_of,
     duration_note,
     left_out_of,
@@ -103,7 +104,7 @@ def _estimates(result: EvalResult) -> str:
     return (
         "<h2>Results</h2>"
         '<p class="soft">95% intervals, clustered by example; pass@k is estimated from all '
-        "rollouts of an example.</p>"
+        f"rollouts of an example. {clusters_note(result)}</p>"
         f'<div class="grid-2">{html.figure("Success", chart)}{reward}</div>'
     )
 

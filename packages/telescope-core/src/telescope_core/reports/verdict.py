@@ -20,7 +20,7 @@ from telescope_core.evals.stats import CONFIDENCE
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, before_and_after
-from telescope_core.reports.differences import cautions, interval, style_of_difference
+from telescope_core.reports.differences import cautions, interval, over_of, style_of_difference
 
 ACCURACY = "accuracy"
 """In supervised training, the expected share of right answers among samples, on held-out examples;
@@ -205,9 +205,8 @@ def _moves(verb: str, pairs: Sequence[tuple[BeforeAfter, Difference]]) -> str:
 
 
 def _named(change: BeforeAfter, one: Difference) -> str:
-    noun = "example" if one.num_tasks == 1 else "examples"
     style = style_of_difference(one)
-    parts = [f"{one.change:+{style}}", f"{one.num_tasks} {noun}"]
+    parts = [f"{one.change:+{style}}", over_of(one)]
     if one.low is not None and one.high is not None:
         parts.insert(1, interval(one.low, one.high, style))
     return f"on {change.name} ({', '.join(parts)})"
