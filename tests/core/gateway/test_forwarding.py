@@ -716,10 +716,11 @@ async def test_the_cause_of_a_deadline_is_the_trouble_of_the_endpoint():
     settings = EvalSettings(
         num_examples=1, rollouts=1, sampling=Sampling(max_tokens=5), deadline_s=60.0
     )
-    async with evaluated(program, busy, settings=settings) as (_, _, row, _):
+    async with evaluated(program, busy, settings=settings) as (_, result, row, _):
         pass
     assert row.stop_reason is StopReason.TIMEOUT
     assert "answered 503: busy" in row.error
+    assert (row.num_http_retries, result.num_http_retries) == (1, 1)
 
 
 @pytest.mark.parametrize("last", [400, "no JSON"])

@@ -129,6 +129,7 @@ class HttpPool:
                 on_cut(outcome.error)
                 raise
             num_retries += 1
+            self._troubles.sent_again()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def close(self) -> None:

@@ -24,6 +24,8 @@ class Watch:
     def __init__(self, outer: "Watch | None") -> None:
         self._outer = outer
         self._lines: dict[str, str] = {}
+        self.num_retries = 0
+        """Times that the requests were sent again."""
 
     @property
     def text(self) -> str:
@@ -38,6 +40,12 @@ class Watch:
             self._lines[url] = line
         if self._outer is not None:
             self._outer.note(url, line)
+
+    def sent_again(self) -> None:
+        """Count a request that is sent again."""
+        self.num_retries += 1
+        if self._outer is not None:
+            self._outer.sent_again()
 
 
 _current: ContextVar[Watch | None] = ContextVar("telescope_trouble", default=None)
@@ -112,6 +120,12 @@ class Troubles:
         if now_s - trouble.shown_s >= SHOWN_EVERY_S:
             trouble.shown_s = now_s
             _log.warning("%s (%s; trying again in %.1f s)", cause, times, wait_s)
+
+    def sent_again(self) -> None:
+        """Report that a request is sent again, whatever becomes of it."""
+        watch = _current.get()
+        if watch is not None:
+            watch.sent_again()
 
     def over(self, url: str) -> None:
         """Report an attempt that succeeded."""

@@ -208,6 +208,11 @@ class RecordingPolicy(ABC):
         return ""
 
     @property
+    def num_lost_retries(self) -> int:
+        """Times that requests were sent again which got no answer."""
+        return self.recorder.num_lost_retries
+
+    @property
     def refusal(self) -> str:
         """Why the last request of a program that was refused was; empty = none was refused."""
         return self.session.refusal if self.session is not None else ""
@@ -281,6 +286,11 @@ class ForwardingPolicy(RecordingPolicy):
     def trouble(self) -> str:
         """The troubles of the requests that are waiting, or were cancelled while waiting."""
         return "; ".join(dict.fromkeys(watch.text for watch in self._waiting if watch.text))
+
+    @property
+    def num_lost_retries(self) -> int:
+        """Those of requests that failed, and of those that the end of the rollout cut off."""
+        return super().num_lost_retries + sum(watch.num_retries for watch in self._waiting)
 
     async def complete(
         self, messages: Sequence[Message], sampling: Sampling, *, tools: Tools = ()
@@ -431,7 +441,7 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         turns=tuple(policy.turns),
         conversations=recorder.conversations or rollout.conversations,
         tools=recorder.tools,
-        num_lost_retries=recorder.num_lost_retries,
+        num_lost_retries=policy.num_lost_retries,
         lost_tokens=recorder.lost_tokens,
     )
     if rollout.stop_reason is StopReason.TIMEOUT:
@@ -476,7 +486,7 @@ def canceled_attempt(
         turns=tuple(policy.turns) if is_recorded else (),
         conversations=policy.recorder.conversations if is_recorded else (),
         tools=policy.recorder.tools if is_recorded else (),
-        num_lost_retries=policy.recorder.num_lost_retries if is_recorded else 0,
+        num_lost_retries=policy.num_lost_retries if is_recorded else 0,
         lost_tokens=policy.recorder.lost_tokens if is_recorded else NOTHING_SPENT,
     )
     return as_cancelled(rollout)

@@ -24,6 +24,7 @@ from telescope_core.base.secret_names import without_passwords
 from telescope_core.base.types import Completion, Message, Sampling
 from telescope_core.chat.client import ApiKey, ChatClient, Options
 from telescope_core.chat.http import RequestLimits
+from telescope_core.chat.trouble import watching
 from telescope_core.environments.settings import Settings
 from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.environments.usage import count, count_unknown, require_may_ask
@@ -149,7 +150,12 @@ class HelperModel:
         async with self._lanes:
             client = self._opened()
             try:
-                completion = await client.complete(messages, sampling)
+                with watching() as watch:
+                    completion = await client.complete(messages, sampling)
+            except asyncio.CancelledError:
+                if watch.num_retries:
+                    count(f"{self._role}/http_retries", watch.num_retries)
+                raise
             except EndpointAccessError as error:
                 raise EndpointAccessError(f"{self._where}: {error}") from error
             except EndpointError as error:
