@@ -33,6 +33,7 @@ from telescope_adapters.nemo_gym import NemoGymEnvironment
 from telescope_adapters.servers import why_silent
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason
 from telescope_core.base.messages import message_to_record
+from telescope_core.base.retries import is_of_answer
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_envs.processes.uv import Uv
@@ -194,6 +195,25 @@ async def test_what_fails_at_the_server_is_no_reward(tmp_path, path, answer, rea
     assert (rollout.status, rollout.reward) == (RolloutStatus.FAILED, None)
     assert rollout.status_reason == reason
     assert said in rollout.error
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "is_final"),
+    [
+        # Its framework answers so for whatever its code raises.
+        ("count", (500, "KeyError('x')"), True),
+        ("verify", (500, "KeyError('x')"), True),
+        ("verify", (503, "busy"), False),
+        ("count", (502, "bad gateway"), False),
+    ],
+)
+async def test_what_code_of_the_server_raises_at_an_answer_is_final(
+    tmp_path, path, answer, is_final
+):
+    async with served(Counters(**{path: answer}), rows(tmp_path)) as client:
+        rollout = await played(client, RIGHT)
+    assert rollout.turns
+    assert is_of_answer(rollout) == is_final
 
 
 async def test_a_server_without_the_tools_of_the_rows_is_refused(tmp_path):

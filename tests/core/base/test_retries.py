@@ -1,14 +1,23 @@
 """Which attempts are final, for training and evals alike."""
 
+import decimal
+import errno
+import http.client
+import io
+import re
+import zlib
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.core.one_rollout import One, play
 
-from telescope_core import reward
+from telescope_core import reward, runs_in
 from telescope_core.base.retries import (
     MAX_FAILED,
     MAX_LOST,
+    as_failed,
     is_of_answer,
     play_with_attempts,
     reached_limit,
@@ -18,11 +27,13 @@ from telescope_core.errors import (
     ContextLengthError,
     EndpointAccessError,
     EndpointError,
+    JudgeError,
     RewardError,
     RewardRaisedError,
     TemplateLossError,
     UnplayableError,
 )
+from telescope_core.sandboxes.protocol import SandboxError, SandboxFileError
 from telescope_core.types import Rollout, RolloutStatus, StopReason
 
 
@@ -96,6 +107,12 @@ async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
         ("ValueError: no such level", "setup", MAX_FAILED),
         ("ConnectionError: refused (in reward R.right (r.py:3))", "reward", MAX_FAILED),
         ("RewardRaisedError: R.right raised OSError: refused", "reward", MAX_FAILED),
+        # Of a worker of before the tag, names that are not known here are all that tells.
+        ("InvalidOperation: [ConversionSyntax] (in reward)", "reward", 1),
+        ("MyError: odd (in reward)", "reward", 1),
+        ("ClientConnectorError: refused (in reward)", "reward", MAX_FAILED),
+        ("JudgeError: judge: no usable answer in 3 attempts", "reward", 1),
+        ("JudgeError: judge answered 500", "reward", MAX_FAILED),
     ],
 )
 async def test_an_answer_at_which_code_fails_is_not_replaced_by_another(
@@ -111,13 +128,78 @@ async def test_an_answer_at_which_code_fails_is_not_replaced_by_another(
     assert len(asked) == MAX_FAILED
 
 
-async def test_a_reward_that_raises_for_some_wrong_answers_does_not_replace_them():
-    class Raises(One):
-        @reward
-        def right(self, rollout, example):
-            raise ValueError("no box")
+class OddError(Exception):
+    """One of an author."""
 
-    assert is_of_answer(await play(Raises()))
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class HttpStatusError(Exception):
+    """One of a client for HTTP, such as httpx."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.response = SimpleNamespace(status_code=status)
+
+
+OF_CODE = [
+    *(ValueError("no box"), decimal.InvalidOperation(), OddError(), zlib.error(), re.error("x")),
+    *(RuntimeError(), SystemExit(3), FileNotFoundError("none"), io.UnsupportedOperation()),
+    *(OSError(errno.ENAMETOOLONG, "too long"), HttpStatusError(400), SandboxFileError("none")),
+    chained(OddError(), ValueError()),
+    JudgeError("no usable answer"),
+    ExceptionGroup("both", [OddError()]),
+]
+OUTSIDE = [
+    *(ConnectionError("refused"), OSError("away"), MemoryError(), BrokenProcessPool()),
+    *(http.client.IncompleteRead(b""), HttpStatusError(429), HttpStatusError(503)),
+    *(EndpointError("away"), SandboxError("away"), chained(OddError(), ConnectionError())),
+    chained(JudgeError("away"), EndpointError("busy", status=503)),
+    ExceptionGroup("both", [ConnectionResetError()]),
+]
+
+
+class Raises(One):
+    error: BaseException = OddError()
+
+    @reward
+    def right(self, rollout, example):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [*OF_CODE, *OUTSIDE], ids=repr)
+async def test_a_reward_that_raises_for_some_wrong_answers_does_not_replace_them(error):
+    environment = Raises()
+    environment.error = error
+    rollout = await play(environment)
+    assert rollout.status is RolloutStatus.FAILED
+    assert is_of_answer(rollout) == (error in OF_CODE)
+
+
+async def test_an_error_that_takes_the_place_of_one_of_code_is_judged_anew():
+    failed = await play(Raises())
+    assert is_of_answer(failed)
+    assert not is_of_answer(as_failed(failed, "EndpointError: away"))
+
+
+class Apart(One):
+    @reward
+    @runs_in("process")
+    def right(self, rollout, example):
+        if rollout.completion_text == "odd":
+            raise OddError
+        raise ConnectionError("refused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["odd", "yes"])
+async def test_a_reward_in_a_process_of_its_own_is_judged_there(answer):
+    rollout = await play(Apart(), [answer])
+    assert "Apart.right raised" in rollout.error
+    assert is_of_answer(rollout) == (answer == "odd")
 
 
 @pytest.mark.parametrize(

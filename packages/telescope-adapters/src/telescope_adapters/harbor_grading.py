@@ -47,6 +47,8 @@ _UNPACKED = 'mkdir -p "$1" && exec tar -xf - --no-same-owner -C "$1"'
 class SpoiledError(SandboxError):
     """What an agent left keeps its work from being graded, as where it has filled the disk."""
 
+    is_transient = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSandbox:

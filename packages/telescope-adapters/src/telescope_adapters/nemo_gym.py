@@ -175,7 +175,7 @@ class NemoGymEnvironment(ServedEnvironment):
         try:
             told = as_fields(answer.json())
         except EndpointError as error:
-            raise RewardRaisedError(str(error)) from None
+            raise RewardRaisedError(str(error), is_transient=error.is_transient) from None
         if told.get("mask_sample"):
             why = told.get("failure_reason") or told.get("failure_kind") or "it does not say why"
             raise RewardRaisedError(f"{answer.url} says that its reward measures nothing: {why}")

@@ -21,6 +21,7 @@ from telescope_adapters.servers import (
     arguments_of,
     as_fields,
     ask,
+    code_raised,
     new_session,
     once_up,
     sendable,
@@ -394,7 +395,8 @@ class _Socket:
             raise CapacityError(str(text))
         if code in _NEVER_AGAIN:
             raise EnvironmentLoadError(f"{self.address} refused {kind} {data!r:.200}: {text}")
-        raise EndpointError(f"{self.address} failed in {kind} ({code}): {text}")
+        failure = f"{self.address} failed in {kind} ({code}): {text}"
+        raise code_raised(failure) if code == "EXECUTION_ERROR" else EndpointError(failure)
 
     async def close(self) -> None:
         """End the session."""

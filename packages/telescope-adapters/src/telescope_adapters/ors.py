@@ -20,6 +20,7 @@ from telescope_adapters.servers import (
     ServedEnvironment,
     arguments_of,
     ask,
+    code_raised,
     new_session,
     once_up,
     sendable,
@@ -285,7 +286,7 @@ def _streamed(answer: Answer, call: ToolCall) -> dict[str, Any]:
     parts: list[str] = []
     for kind, data in _events(answer.text):
         if kind == "error":
-            raise EndpointError(f"the tool {call.name} failed at {answer.url}: {data:.1000}")
+            raise code_raised(f"the tool {call.name} failed at {answer.url}: {data:.1000}")
         if kind in ("chunk", "end"):
             parts.append(data)
         if kind == "end":

@@ -34,6 +34,10 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 Begun = TypeVar("Begun")
 
 
+_OF_CODE = (400, 413, 422, 500)
+"""Statuses with which a server refuses what it was sent, or tells that its code raised at it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer to one request."""
@@ -47,7 +51,8 @@ class Answer:
     def json(self) -> Any:
         """Return what it holds; raises EndpointError for an error, or for what is no JSON."""
         if self.status >= 400:
-            raise EndpointError(f"{self.url} answered {self.status}: {self.text:.1000}")
+            text = f"{self.url} answered {self.status}: {self.text:.1000}"
+            raise code_raised(text) if self.status in _OF_CODE else EndpointError(text)
         try:
             return json.loads(self.text)
         except json.JSONDecodeError as error:
@@ -60,6 +65,16 @@ class Answer:
         if name not in (found := as_fields(self.json())):
             raise EndpointError(f"{self.url} answered no object with {name}: {self.text:.200}")
         return found[name]
+
+
+def code_raised(text: str) -> EndpointError:
+    """Return the error with message `text` for code of a server that raised at what it was asked.
+
+    It may depend on what the policy said, so it is final.
+    """
+    error = EndpointError(text)
+    error.is_of_code = True
+    return error
 
 
 async def ask(

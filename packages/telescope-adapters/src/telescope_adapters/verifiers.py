@@ -43,6 +43,7 @@ from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, reward
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.listener import reply_json
+from telescope_core.sandboxes.protocol import SandboxError
 
 _RAISED: ContextVar[list[tuple[str, Exception]] | None] = ContextVar("RAISED", default=None)
 """Errors of reward functions in the running rollout, with their names."""
@@ -137,7 +138,7 @@ class VerifiersEnvironment(AdaptedEnvironment):
         finally:
             _RAISED.reset(reset)
         if state.get("error") is not None:
-            raise _reason(state["error"])
+            raise _reason(state["error"]) from state["error"]
         if raised:
             name, error = raised[0]
             raise RewardRaisedError(
@@ -441,7 +442,11 @@ def _reason(theirs: BaseException) -> Exception:
             return cause
         cause = cause.__cause__
     came_of = f", which came of {theirs.__cause__!r}" if theirs.__cause__ else ""
-    return RuntimeError(f"verifiers stopped the rollout: {theirs!r}{came_of}")
+    text = f"verifiers stopped the rollout: {theirs!r}{came_of}"
+    # Of its sandboxes and tunnels; older versions have no such class.
+    if any(one.__name__ == "InfraError" for one in type(theirs).__mro__):
+        return SandboxError(text)
+    return RuntimeError(text)
 
 
 def _rubrics(rubric: Any) -> list[Any]:

@@ -13,6 +13,9 @@ class TelescopeError(Exception):
     """Base class of every error that Telescope raises on purpose."""
 
     exit_code = 1
+    is_transient = False
+    """Whether it says nothing of what the policy answered, so that a rollout that fails with it is
+    played again."""
 
 
 class ConfigError(TelescopeError):
@@ -82,6 +85,10 @@ class SpentTokens(NamedTuple):
 NOTHING_SPENT = SpentTokens()
 
 
+PASSING = (401, 408, 429)
+"""HTTP statuses below 500 that say nothing of the request itself."""
+
+
 class EndpointError(TelescopeError):
     """A model endpoint failed, did not answer, or gave an invalid reply."""
 
@@ -106,12 +113,19 @@ class EndpointError(TelescopeError):
         self.answer = answer
         self.num_retries = num_retries
         self.spent = spent
+        self.is_of_code = False
+        """Whether code of an environment, which the endpoint runs, raised at what it was asked."""
 
     @property
     def is_of_request(self) -> bool:
         """Whether the endpoint refused this one request, such as one that is too long."""
         refused = self.status is not None and 400 <= self.status < 500
-        return refused and self.status not in (401, 408, 429)
+        return refused and self.status not in PASSING
+
+    @property
+    def is_transient(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the endpoint failed, rather than refuse what it was asked or raise at it."""
+        return not (self.is_of_request or self.is_of_code)
 
 
 class EndpointLostError(EndpointError):
@@ -128,7 +142,15 @@ class EndpointAccessError(EndpointError):
 
 
 class JudgeError(EndpointError):
-    """A judge or simulated user gave no usable answer; the rollout fails and has no reward."""
+    """A judge or simulated user gave no usable answer; the rollout fails and has no reward.
+
+    It is played again only if the error comes from one that is transient, such as of the endpoint.
+    """
+
+    @property
+    def is_transient(self) -> bool:
+        """False: what no judge can read would be replaced by an answer that it can."""
+        return False
 
 
 class NotGradedError(TelescopeError):
@@ -143,6 +165,7 @@ class ProcessDiedError(TelescopeError):
     """A process that this run depends on has died; the message names it."""
 
     exit_code = 6
+    is_transient = True
 
 
 class EnvironmentProcessError(ProcessDiedError):
@@ -167,9 +190,13 @@ class RolloutCrashError(ProcessDiedError):
     Another attempt might end another process with all of its rollouts, so this is final.
     """
 
+    is_transient = False
+
 
 class NotWrittenError(TelescopeError):
     """A file could not be written, such as to a file system that became read-only."""
+
+    is_transient = True
 
 
 class NoRoomError(NotWrittenError):
@@ -202,7 +229,15 @@ class RewardError(TelescopeError):
 
 
 class RewardRaisedError(RewardError):
-    """A reward or metric function raised an error, which another attempt may not meet."""
+    """A reward or metric function raised an error, which is final like a broken contract.
+
+    Unless that error is transient; then another attempt may not meet it.
+    """
+
+    def __init__(self, message: str = "", *, is_transient: bool = False) -> None:
+        """`is_transient`: whether the error that was raised is, as `retries.is_transient` says."""
+        super().__init__(message)
+        self.is_transient = is_transient
 
 
 MAX_LISTED = 40

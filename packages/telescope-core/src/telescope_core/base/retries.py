@@ -2,14 +2,23 @@
 
 A limit that was reached (deadline, context length, tokens) is an outcome of the rollout, whether it
 could be scored or not. Playing it again would favor short answers, and would cost as much as the
-first time. A score that breaks its contract is the same for each attempt. Everything else that
-fails may be a failure of infrastructure, so it is played again a few times.
+first time. What an environment's code raises at an answer is final too: another answer would take
+the place of one that cannot be scored. A failure of infrastructure is played again a few times.
 """
 
+import asyncio
+import builtins
+import errno
+import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
+from gzip import BadGzipFile
+from typing import cast
 
+from telescope_core.base import errors
 from telescope_core.base.errors import (
+    PASSING,
     CodeRaisedError,
     ContextLengthError,
     EndpointAccessError,
@@ -36,17 +45,29 @@ _TOO_LONG = ("context length", "context_length", "max_model_len")
 """Texts in errors of vLLM and of the OpenAI API for a prompt that does not fit the model."""
 _FINAL = (RolloutCrashError.__name__, RewardError.__name__)
 """Failures that another attempt would repeat."""
-_OF_CODE = frozenset(
+FAILED_BY = "failed_by"
+"""Tag of a failed rollout: `outside` if its error is transient, otherwise `code`."""
+_OUTSIDE, _CODE = "outside", "code"
+_NETWORK = frozenset(
     {
-        *("ArithmeticError", "AssertionError", "AttributeError", "FloatingPointError"),
-        *("IndexError", "JSONDecodeError", "KeyError", "LookupError", "NameError"),
-        *("NotImplementedError", "OverflowError", "RecursionError", "SyntaxError", "TypeError"),
-        *("UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError", "ValidationError"),
-        *("ValueError", "ZeroDivisionError"),
+        *("aiohttp", "botocore", "docker", "grpc", "http", "httpcore", "httpx"),
+        *("requests", "urllib", "urllib3", "websockets"),
     }
 )
-"""Errors with which code meets a value that it was not written for, and no network or machine that
-fails for a while."""
+"""Packages whose errors say that a connection or the other side failed."""
+_OF_FILES = (
+    *(FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError),
+    *(PermissionError, BadGzipFile),
+)
+_OF_VALUES = frozenset(
+    {
+        *(errno.E2BIG, errno.EILSEQ, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
+        *(errno.ENOEXEC, errno.ENOTEMPTY),
+    }
+)
+"""`errno` of system errors that come of what was asked for, and would come again."""
+_SOUNDS_TRANSIENT = re.compile(r"Conn|Network|HTTP|Http|Protocol|Proxy|Socket|SSL|Sandbox|Server")
+"""What names of unknown classes of errors of networks have in them."""
 _ENDS_ALL = {
     error.__name__: error for error in (EndpointAccessError, TemplateLossError, UnplayableError)
 }
@@ -101,10 +122,74 @@ def is_of_answer(rollout: Rollout) -> bool:
     """
     if not rollout.turns or rollout.tags.get("failed_in") not in ("play", "reward"):
         return False
-    kind = rollout.status_reason
+    if by := rollout.tags.get(FAILED_BY):
+        return by == _CODE
+    return not _is_transient_name(rollout.status_reason, rollout.error or "")
+
+
+def failed_by(error: Exception) -> str:
+    """Return the value of the tag `FAILED_BY` for a rollout that failed with `error`."""
+    return _OUTSIDE if is_transient(error) else _CODE
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether `error`, or one that it came of, says nothing of what the policy answered.
+
+    Such are failures of networks, endpoints, processes and sandboxes, and a lack of memory. All
+    others are final, also those of classes that are not known here: what code raises may depend on
+    the answer. A time limit of the code itself is final as well, for slow answers would go.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        parts = cast(BaseExceptionGroup[BaseException], error).exceptions
+        if any(map(is_transient, parts)):
+            return True
+    elif _is_transient(error):
+        return True
+    cause = error.__cause__
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
+    return cause is not None and is_transient(cause)
+
+
+def _is_transient(error: BaseException) -> bool:
+    own: object = getattr(error, "is_transient", None)
+    if isinstance(own, bool):
+        return own
+    status = _status(error)
+    if status is not None and status >= 400:
+        return status >= 500 or status in PASSING
+    if isinstance(error, MemoryError | BrokenExecutor | asyncio.IncompleteReadError):
+        return True
+    if isinstance(error, ValueError):
+        return False
+    if isinstance(error, OSError) and not isinstance(error, _OF_FILES):
+        is_limit = isinstance(error, TimeoutError) and error.errno is None
+        if not is_limit and error.errno not in _OF_VALUES:
+            return True
+    return any(one.__module__.partition(".")[0] in _NETWORK for one in type(error).__mro__)
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status that an error of a client for HTTP carries."""
+    response: object = getattr(error, "response", None)
+    found: tuple[object, ...] = (
+        getattr(error, "status", None),
+        getattr(error, "status_code", None),
+        getattr(response, "status_code", None),
+    )
+    return next((one for one in found if isinstance(one, int)), None)
+
+
+def _is_transient_name(kind: str, text: str) -> bool:
+    """Return whether an error is transient as far as its name tells, as from an older worker."""
     if kind == RewardRaisedError.__name__:  # "Class.method raised KeyError: ..."
-        kind = (rollout.error or "").partition(" raised ")[2].partition(":")[0]
-    return kind in _OF_CODE
+        kind = text.partition(" raised ")[2].partition(":")[0]
+    if kind == JudgeError.__name__:
+        return "no usable answer in" not in text
+    known: object = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        return is_transient(known())
+    return _SOUNDS_TRANSIENT.search(kind) is not None
 
 
 def reached_limit(rollout: Rollout) -> bool:
@@ -171,6 +256,8 @@ def as_failed(rollout: Rollout, error: str, stop_reason: StopReason = StopReason
     """Return `rollout` as one that failed with `error`, which begins with the error's name."""
     return replace(
         rollout,
+        # It was said of another error.
+        tags={name: value for name, value in rollout.tags.items() if name != FAILED_BY},
         status=RolloutStatus.FAILED,
         status_reason=error.partition(":")[0],
         stop_reason=stop_reason,

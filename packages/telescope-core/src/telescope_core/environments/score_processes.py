@@ -18,6 +18,8 @@ from telescope_core.environments.usage import may_ask, require_may_ask
 
 HEADER = struct.Struct(">Q")
 """Length in bytes of the pickle that follows an answer."""
+_RAISED = ("raised", "failed")
+"""Kinds of answers of a call that raised; `failed` where the error is transient."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from telescope_core.environments.score_worker import main; main(int(sys.argv[1]))"
@@ -63,8 +65,10 @@ class ScoreProcesses:
             self._idle.append(worker)
         if kind == "refused":
             require_may_ask(value)
-        if kind == "raised":
-            raise RewardRaisedError(f"{self._factory.rpartition(':')[2]}.{method} raised {value}")
+        if kind in _RAISED:
+            name = self._factory.rpartition(":")[2]
+            text = f"{name}.{method} raised {value}"
+            raise RewardRaisedError(text, is_transient=kind == "failed")
         return value
 
     def close(self) -> None:
@@ -92,7 +96,7 @@ class ScoreProcesses:
         except BaseException:
             worker.kill()
             raise
-        if kind == "raised":
+        if kind in _RAISED:
             worker.kill()
             raise EnvironmentLoadError(
                 f"cannot run methods of {self._factory} in a process: {problem}; the class must be "

@@ -19,6 +19,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
+from telescope_core.base.retries import is_transient
 from telescope_core.environments.usage import asking_nobody
 
 _HEADER = struct.Struct(">Q")
@@ -62,7 +63,8 @@ def _outcome(work: Callable[[], object]) -> tuple[str, Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a boundary: it is raised again in the parent
-        return "raised", f"{type(error).__name__}: {error}"
+        kind = "failed" if is_transient(error) else "raised"
+        return kind, f"{type(error).__name__}: {error}"
 
 
 def _send(connection: socket.socket, message: object) -> None:

@@ -27,7 +27,13 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.base.protocols import LATE_SCORE_S, PlayRequest, Policy
-from telescope_core.base.retries import as_failed, failure_text, is_too_long
+from telescope_core.base.retries import (
+    FAILED_BY,
+    as_failed,
+    failed_by,
+    failure_text,
+    is_too_long,
+)
 from telescope_core.base.scoring_events import scoring_begins
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.terminal import whole
@@ -272,7 +278,8 @@ class Playing:
         failed = as_failed(self.snapshot(), failure_text(error), stop_reason)
         since_s = self._scoring_since_s
         score_s = 0.0 if since_s is None else time.monotonic() - since_s
-        return replace(failed, tags={**failed.tags, "failed_in": self._stage}, score_s=score_s)
+        tags = {**failed.tags, "failed_in": self._stage, FAILED_BY: failed_by(error)}
+        return replace(failed, tags=tags, score_s=score_s)
 
     def _who_wrote_the_prompt(self) -> str:
         environment, example_id = self._environment, self._rollout.example_id

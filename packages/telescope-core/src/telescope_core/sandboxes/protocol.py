@@ -338,6 +338,7 @@ class SandboxError(TelescopeError):
     """A provider failed, which is not the program's fault: the rollout is played again."""
 
     exit_code = 6
+    is_transient = True
 
 
 class SandboxUnavailableError(ConfigError):
@@ -350,6 +351,8 @@ class SandboxLimitError(ConfigError):
 
 class SandboxFileError(OSError):
     """A file in a sandbox is missing, no file, or has no room: often the program's fault."""
+
+    is_transient = False
 
 
 def require_limits(
