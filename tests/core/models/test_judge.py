@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from pydantic import BaseModel
 from tests.asking import ask
+from tests.core.one_rollout import let_time_pass
 
 from telescope_core import (
     Completion,
@@ -27,12 +28,13 @@ from telescope_core import (
     reward,
     tool,
 )
+from telescope_core.base.retries import is_of_answer
 from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.errors import ConfigError, EnvironmentLoadError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment, RankedEnvironment
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Group, Message
+from telescope_core.types import Group, Message, StopReason
 from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
 
 GOOD = '{"reason": "clear", "score": 0.75}'
@@ -234,19 +236,26 @@ async def test_a_judge_that_takes_no_temperature_can_judge():
 
 
 @pytest.mark.parametrize(
-    ("script", "message"),
+    ("script", "message", "is_final"),
     [
-        (["Great!"], "JudgeError: judge grader at http://127.0.0.1:"),
+        (["Great!"], "JudgeError: judge grader at http://127.0.0.1:", True),
         (
             ["Great!"],
             "no usable answer in 3 attempts; the last problem was: expected a JSON object",
+            True,
         ),
-        ([500], "answered 500"),
+        ([500], "answered 500", False),
+        ([429], "answered 429", False),
+        ([400], "answered 400", True),
         # Such as a context that the answer and the question after it do not fit into.
-        (["Great!", (400, "too long")], "asked again, because its answer before could not be used"),
+        (
+            ["Great!", (400, "too long")],
+            "asked again, because its answer before could not be used",
+            True,
+        ),
     ],
 )
-async def test_a_judge_that_fails_fails_the_rollout(script, message):
+async def test_a_judge_that_fails_fails_the_rollout(script, message, is_final):
     async with serving(script) as endpoint:
         client = essay(endpoint.url)
         rollout = await play(client)
@@ -256,6 +265,7 @@ async def test_a_judge_that_fails_fails_the_rollout(script, message):
     assert rollout.reward is None
     assert message in rollout.error
     assert rollout.tags["failed_in"] == "reward"
+    assert is_of_answer(rollout) == is_final, "only a failure of its endpoint is played again"
     if script == ["Great!"]:
         assert rollout.metrics["judge/calls"] == 3, "what a failure cost is counted as well"
 
@@ -346,6 +356,54 @@ class Booking(MultiTurnEnvironment):
     @reward
     def short(self, rollout, example):
         return len(rollout.turns) / 5
+
+
+async def with_user(*script):
+    """Return a rollout of a booking whose simulated user answers with `script`."""
+    async with serving(script) as endpoint:
+        user = {"base_url": endpoint.url, "model": "person", "retry_budget_s": 0}
+        client = InProcessEnvironment(Booking.from_settings({"user": user}), name="booking")
+        rollout = await play(client, ["For how many?", "Done."])
+        await client.close()
+    return rollout
+
+
+async def test_an_answer_that_a_simulated_user_has_no_word_for_is_not_replaced():
+    rollout = await with_user("")
+    assert "JudgeError: user person" in rollout.error
+    assert rollout.metrics["user/calls"] == 3
+    assert is_of_answer(rollout)
+    assert not is_of_answer(await with_user(503))
+
+
+async def test_a_reply_of_a_simulated_user_that_was_cut_is_counted():
+    def cut(finish_reason):
+        message = {"role": "assistant", "content": "For tw"}
+        choice = {"message": message, "finish_reason": finish_reason}
+        return 200, json.dumps({"choices": [choice]})
+
+    rollout = await with_user(cut("length"), cut("content_filter"), "[DONE]")
+    assert [one.content for one in rollout.messages if one.role == "user"][1:] == ["For tw"] * 2
+    assert (rollout.metrics["user/truncated"], rollout.metrics["user/filtered"]) == (1, 1)
+    notes = [(note.key, note.value) for note in rollout.info]
+    assert ("user", "a reply was used that was cut at max_tokens = 1024") in notes
+
+
+async def test_requests_to_a_judge_that_were_sent_again_count_where_a_deadline_cut_them():
+    def busy(body):
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 2:
+            let_time_pass()
+        return 503
+
+    num_asked = 0
+    async with serving([busy]) as endpoint:
+        client = essay(endpoint.url, retry_budget_s=600)
+        rollout = await play(client)
+        await client.close()
+    assert rollout.stop_reason is StopReason.TIMEOUT
+    assert rollout.metrics["judge/http_retries"] == 1
 
 
 async def test_a_simulated_user_talks_until_it_is_done():

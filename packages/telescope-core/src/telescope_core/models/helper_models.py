@@ -27,7 +27,7 @@ from telescope_core.chat.http import RequestLimits
 from telescope_core.chat.trouble import watching
 from telescope_core.environments.settings import Settings
 from telescope_core.environments.tool_calls import answer_in, without_results
-from telescope_core.environments.usage import count, count_unknown, require_may_ask
+from telescope_core.environments.usage import count, count_unknown, remark, require_may_ask
 from telescope_core.parsers import without_thinking
 
 Result = TypeVar("Result")
@@ -110,9 +110,12 @@ class HelperModel:
                 ) from error
             text = without_thinking(completion.message.content)
             try:
-                return read(text)
+                found = read(text)
             except ValueError as error:
                 problem = str(error)
+            else:
+                self._remark_cut(completion)
+                return found
             problem += self._ending(completion)
             again = f"That cannot be used: {problem}. Answer with {wanted}, and nothing else."
             asked = [*messages, completion.message, Message(role="user", content=again)]
@@ -130,6 +133,16 @@ class HelperModel:
         if completion.message.refusal:
             return f" (the model refused: {completion.message.refusal})"
         return ""
+
+    def _remark_cut(self, completion: Completion) -> None:
+        """Count a usable answer that is not whole, such as half a sentence of a simulated user."""
+        if completion.finish_reason == "length":
+            count(f"{self._role}/truncated", 1.0)
+            most = self._config.max_tokens
+            remark(self._role, f"a reply was used that was cut at max_tokens = {most}")
+        elif completion.finish_reason == "content_filter":
+            count(f"{self._role}/filtered", 1.0)
+            remark(self._role, "a reply was used that the endpoint's content filter stopped")
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
