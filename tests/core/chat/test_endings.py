@@ -73,6 +73,29 @@ async def test_a_filtered_answer_is_no_ordinary_empty_answer():
     assert "stopped by a content filter" in sample(row, Pictures())
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "no", "type": "invalid_request_error", "code": "content_policy_violation"},
+        {"message": "long " * 99, "innererror": {"filtered": True}, "code": "content_filter"},
+    ],
+)
+async def test_an_answer_that_a_filter_refuses_with_a_status_counts_as_filtered(error):
+    async with serving((400, json.dumps({"error": error}))) as (endpoint, client):
+        result, (row,) = await evaluated(client)
+        assert len(endpoint.requests) == 1, "it is not asked again"
+    assert (result.num_filtered, result.num_failed, result.num_scored) == (1, 0, 1)
+    assert (row.finish_reasons, row.reward) == (("content_filter",), 0.0)
+
+
+async def test_another_refusal_of_a_request_blames_no_filter():
+    error = {"message": "content_filter is no setting", "code": "unknown_parameter"}
+    async with serving((400, json.dumps({"error": error}))) as (_, client):
+        result, (row,) = await evaluated(client)
+    assert (result.num_filtered, result.num_failed) == (0, 1)
+    assert "the endpoint refuses this request" in row.error
+
+
 async def test_a_refusal_is_kept_shown_and_counted():
     async with serving(reply(None, refusal="I can't help with that.")) as (endpoint, client):
         result, (row,) = await evaluated(client)

@@ -26,6 +26,7 @@ from telescope_core import (
 )
 from telescope_core.chat import http
 from telescope_core.chat.http import RequestLimits
+from telescope_core.errors import EndpointError
 from telescope_core.evals import EvalSettings, run_eval
 from telescope_core.examples import GeneratedSource
 from telescope_core.gateway import RecordedEnvironment, forwarding
@@ -734,6 +735,36 @@ async def test_requests_that_failed_in_the_end_count_those_sent_again(last, monk
     async with evaluated(program, 503, "drop", last) as (endpoint, result, row, _):
         assert len(endpoint.requests) == 3
     assert (row.status, row.num_http_retries, result.num_http_retries) == ("failed", 2, 2)
+
+
+@pytest.mark.parametrize(("status", "num_attempts"), [(400, 1), (503, 2)])
+async def test_a_request_that_is_refused_for_what_the_model_said_is_final(status, num_attempts):
+    class Asks(Environment):
+        def examples(self, split):
+            return [Example(id="x", prompt="hi")]
+
+        async def play(self, episode):
+            await episode.generate()
+            try:
+                await episode.generate()
+            except EndpointError as error:
+                # As it comes to a worker, which knows the message alone.
+                raise EndpointError(str(error)) from None
+
+        @reward
+        def answered(self, rollout, example):
+            return 1.0
+
+    def answer(body):
+        return reply("fine") if len(body["messages"]) == 1 else (status, "no")
+
+    settings = replace(SETTINGS, max_retries=1)
+    async with serving(answer, limits=RequestLimits(retry_budget_s=0)) as (endpoint, client):
+        environment = RecordedEnvironment(InProcessEnvironment(Asks(), name="asks"))
+        async with forwarding(client) as policies:
+            result = await run_eval(environment, policies, settings)
+    assert result.num_failed == 1
+    assert len(endpoint.requests) == 2 * num_attempts
 
 
 async def test_a_program_that_asks_for_nothing_earns_no_reward():

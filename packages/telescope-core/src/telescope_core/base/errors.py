@@ -113,6 +113,8 @@ class EndpointError(TelescopeError):
         self.answer = answer
         self.num_retries = num_retries
         self.spent = spent
+        self.is_filtered = False
+        """Whether a content filter kept it from answering, as its error code says."""
         self.is_of_code = False
         """Whether code of an environment, which the endpoint runs, raised at what it was asked."""
 

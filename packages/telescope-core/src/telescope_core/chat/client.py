@@ -247,6 +247,9 @@ class ChatClient:
                 break
             except EndpointError as error:
                 error.num_retries += num_retries
+                if error.is_filtered:
+                    self._answers()
+                    return _filtered(error)
                 learned = dialect.learned(error, self._optional)
                 if learned is None:
                     # Another request may have been answered since this one began.
@@ -255,9 +258,7 @@ class ChatClient:
                 # Other requests in flight may have learned something else in the meantime.
                 self._dialect |= learned
                 num_retries = error.num_retries + 1
-        self._num_answers += 1
-        self._num_denied = 0
-        self._revoked = None
+        self._answers()
         num_retries += reply.num_retries
         try:
             completion = self._read(reply.content, where=without_passwords(self._chat_url))
@@ -265,6 +266,12 @@ class ChatClient:
             error.num_retries = num_retries
             raise
         return replace(completion, num_retries=num_retries)
+
+    def _answers(self) -> None:
+        """Record that a request was let in and dealt with."""
+        self._num_answers += 1
+        self._num_denied = 0
+        self._revoked = None
 
     async def _refused(
         self, error: EndpointError, url: str, *, is_last: bool = True
@@ -336,6 +343,15 @@ class ChatClient:
             return base_url
         where = f"(served by {self._shown_url})"
         return str(unknown_name("model", self._model or "", served, where))
+
+
+def _filtered(error: EndpointError) -> Completion:
+    """Return the refusal of a content filter as the answer that other endpoints send for it."""
+    return Completion(
+        message=Message(role="assistant", content=""),
+        finish_reason="content_filter",
+        num_retries=error.num_retries,
+    )
 
 
 _Kind = TypeVar("_Kind", bound=EndpointError)

@@ -262,7 +262,7 @@ def _proxy_of(scheme: str, host: str) -> _Proxy:
 
 
 _ADVICE = {
-    400: "the request does not fit this model (prompt too long, or an unsupported setting)",
+    400: "the endpoint refuses this request (often a prompt too long, or a setting unknown there)",
     401: "the API key is missing or was not accepted",
     403: "this API key may not use the model",
     404: "check the base URL (it usually ends in /v1) and the model name",
@@ -271,6 +271,11 @@ _ADVICE = {
     422: "the endpoint does not accept one of the settings",
     429: "too many requests: lower the concurrency",
 }
+_FILTERED = re.compile(
+    rb'"(?:code|type)"\s*:\s*"'
+    rb'(?:content_filter(?:ed)?|content_policy_violation|ResponsibleAIPolicyViolation)"'
+)
+"""The code in an error of OpenAI's API, and of Azure's, that a content filter caused."""
 _NO_TOOL_CALLS = (
     "the endpoint reads no tool calls of this model: set --env.tool_call_format xml, which writes "
     "tools and calls as text, or start its server with a reader of the model's calls"
@@ -290,9 +295,14 @@ def _refusal(
         advice += f" (the server asked to wait: Retry-After {waits})"
     if status == 400 and b"--enable-auto-tool-choice" in content:
         advice = _NO_TOOL_CALLS
+    is_filtered = status == 400 and _FILTERED.search(content) is not None
+    if is_filtered:
+        advice = "its content filter refused the request or the answer"
     answer = quote(content)
     text = f"{url} answered {status}: {answer or 'nothing'}; {advice}"
-    return EndpointError(text, status=status, answer=answer)
+    error = EndpointError(text, status=status, answer=answer)
+    error.is_filtered = is_filtered
+    return error
 
 
 def _unreachable(

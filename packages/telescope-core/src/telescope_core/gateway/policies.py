@@ -23,7 +23,13 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.messages import agent_of, tool_name
 from telescope_core.base.protocols import EnvironmentClient, PlayRequest, Policy
-from telescope_core.base.retries import as_cancelled, as_failed, is_too_long
+from telescope_core.base.retries import (
+    FAILED_BY,
+    as_cancelled,
+    as_failed,
+    failed_by,
+    is_too_long,
+)
 from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import (
     ChatEndpoint,
@@ -69,6 +75,8 @@ class Recorder:
         """Whether there was any request."""
         self.is_out_of_context = False
         """Whether the latest request did not fit the model's context, though earlier ones did."""
+        self.refused: EndpointError | None = None
+        """The latest refusal of what a request holds."""
         self.num_lost_retries = 0
         """Times that requests were sent again which got no answer in the end."""
         self.num_uncounted = 0
@@ -335,6 +343,8 @@ class ForwardingPolicy(RecordingPolicy):
                 # such as by a shorter history.
                 if not error.is_of_request or (self.turns and is_too_long(error)):
                     self.recorder.failed(asked, error)
+                else:
+                    self.recorder.refused = error
                 raise
             # One that is cancelled stays: its trouble may be why the deadline passed.
             self._waiting.remove(watch)
@@ -466,6 +476,9 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
             f"about the model; {advice}"
         )
         return as_failed(rollout, f"{EnvironmentLoadError.__name__}: {text}")
+    if recorder.refused is not None and str(recorder.refused) in (rollout.error or ""):
+        # A worker's error does not hold the status, which says that it came of what was asked.
+        return replace(rollout, tags={**rollout.tags, FAILED_BY: failed_by(recorder.refused)})
     return rollout
 
 
