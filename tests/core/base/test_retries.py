@@ -19,6 +19,7 @@ from telescope_core.base.retries import (
     MAX_LOST,
     as_failed,
     is_of_answer,
+    is_transient,
     play_with_attempts,
     reached_limit,
     require_others,
@@ -177,6 +178,12 @@ async def test_a_reward_that_raises_for_some_wrong_answers_does_not_replace_them
     rollout = await play(environment)
     assert rollout.status is RolloutStatus.FAILED
     assert is_of_answer(rollout) == (error in OF_CODE)
+
+
+def test_a_chain_of_errors_that_leads_back_to_its_beginning_has_an_end():
+    one, other = OddError(), ValueError()
+    one.__cause__, other.__context__ = other, one
+    assert not is_transient(one)
 
 
 async def test_an_error_that_takes_the_place_of_one_of_code_is_judged_anew():

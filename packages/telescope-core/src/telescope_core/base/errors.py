@@ -219,7 +219,12 @@ class CodeExitError(TelescopeError):
 
 
 class StrayCancelError(TelescopeError):
-    """An environment's code raised CancelledError, though nobody cancelled the rollout."""
+    """An environment's code raised CancelledError, though nobody cancelled the rollout.
+
+    Such cancellations come of scopes and time limits of libraries, as around connections.
+    """
+
+    is_transient = True
 
 
 class RewardError(TelescopeError):

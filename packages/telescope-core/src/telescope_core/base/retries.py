@@ -139,16 +139,20 @@ def is_transient(error: BaseException) -> bool:
     others are final, also those of classes that are not known here: what code raises may depend on
     the answer. A time limit of the code itself is final as well, for slow answers would go.
     """
-    if isinstance(error, BaseExceptionGroup):
-        parts = cast(BaseExceptionGroup[BaseException], error).exceptions
-        if any(map(is_transient, parts)):
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()  # a chain may lead back to where it began
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, BaseExceptionGroup):
+            left += cast(BaseExceptionGroup[BaseException], one).exceptions
+        elif _is_transient(one):
             return True
-    elif _is_transient(error):
-        return True
-    cause = error.__cause__
-    if cause is None and not error.__suppress_context__:
-        cause = error.__context__
-    return cause is not None and is_transient(cause)
+        is_hidden = one.__cause__ is not None or one.__suppress_context__
+        left.append(one.__cause__ if is_hidden else one.__context__)
+    return False
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ answers, and records calls, tokens and cost as metrics of the rollout.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -163,12 +163,7 @@ class HelperModel:
         async with self._lanes:
             client = self._opened()
             try:
-                with watching() as watch:
-                    completion = await client.complete(messages, sampling)
-            except asyncio.CancelledError:
-                if watch.num_retries:
-                    count(f"{self._role}/http_retries", watch.num_retries)
-                raise
+                completion = await self._counted(client.complete(messages, sampling))
             except EndpointAccessError as error:
                 raise EndpointAccessError(f"{self._where}: {error}") from error
             except EndpointError as error:
@@ -182,6 +177,16 @@ class HelperModel:
         spent = SpentTokens(completion.num_prompt_tokens, completion.num_completion_tokens)
         self._count_call(spent if completion.is_counted else None)
         return completion
+
+    async def _counted(self, asking: Awaitable[Completion]) -> Completion:
+        """Await the answer; if it is cut off, count how often the request was sent again."""
+        with watching() as watch:
+            try:
+                return await asking
+            except asyncio.CancelledError:
+                if watch.num_retries:
+                    count(f"{self._role}/http_retries", watch.num_retries)
+                raise
 
     def _count_call(self, spent: SpentTokens | None) -> None:
         """Count a call with its tokens and their cost; None = how many is not known."""
