@@ -15,6 +15,7 @@ from tests.adapters.linking import played
 from telescope_adapters import openenv, servers
 from telescope_adapters.openenv import OpenEnvEnvironment
 from telescope_core import StopReason
+from telescope_core.base.retries import is_of_answer
 from telescope_core.errors import EndpointError
 from telescope_core.in_process import InProcessEnvironment
 
@@ -141,6 +142,16 @@ async def test_an_episode_that_failed_on_the_server_has_its_error_and_no_reward(
     assert rollout.reward is None
     assert rollout.status_reason == "RewardRaisedError"
     assert "raised ValueError: my grader broke" in rollout.error
+    assert is_of_answer(rollout)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_final"), [("EXECUTION_ERROR", True), ("SESSION_ERROR", False)]
+)
+async def test_what_its_code_raises_at_an_answer_is_final(code, is_final):
+    error = {"type": "error", "data": {"code": code, "message": "it broke"}}
+    rollout = await one_rollout(Scripted(seen({"t": "hi"}), error), "one")
+    assert (rollout.status_reason, is_of_answer(rollout)) == ("EndpointError", is_final)
 
 
 @pytest.mark.parametrize(
