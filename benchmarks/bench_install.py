@@ -35,7 +35,7 @@ NOTE = """# Installing a second environment
 `telescope env install`, from the start of the command to its end; `ours, from the lock` is
 `telescope env sync --locked`, and `ours, first` is `{first}` before it. The peers make a virtual
 environment and install the same packages by name, with neither hashes nor a lock; they leave out
-telescope-core, which ours links. Ratios are to ours, by the least of several runs. `own MB` is the
+telescope-core, which ours copies. Ratios are to ours, by the least of several runs. `own MB` is the
 space that nothing else shares. Target: ours under 2 s.
 
 {facts}
@@ -99,7 +99,7 @@ def peer_uv(place: Path, needs: list[str], wheel: Path) -> tuple[float, float]:
     def work() -> None:
         run(tool, "venv", "-q", "--no-project", "--python", sys.executable, venv, home=place)
         install = (tool, "pip", "install", "-q", "--python", venv / "bin" / "python")
-        run(*install, "--link-mode", "hardlink", *needs, home=place)
+        run(*install, "--link-mode", "copy", *needs, home=place)
         run(*install, "--no-deps", wheel, home=place)
 
     seconds = timed(work)
@@ -130,7 +130,7 @@ def main() -> None:
         name: [] for name in ("ours, first", "ours", "ours, from the lock", "uv", "pip")
     }
     for number in range(REPEATS):
-        with tempfile.TemporaryDirectory(dir=Path(sys.prefix) / "share") as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             place = Path(scratch)
             wheel = place / release.wheel.filename
             wheel.write_bytes(registry.wheel_bytes(release))

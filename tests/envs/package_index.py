@@ -68,6 +68,8 @@ class PackageIndex:
     """File name -> bytes."""
     cut: str = ""
     """Answers with this in their path break off half-way."""
+    caching: str = "no-store"
+    """How long uv may keep its answers, as a Cache-Control header."""
     asked: list[str] = field(default_factory=list)
 
     def add(self, name: str, version: str, needs: tuple[str, ...] = (), code: str = "") -> bytes:
@@ -113,7 +115,7 @@ def serve_index() -> Generator[PackageIndex]:
             kind = "text/html" if "/files/" not in self.path else "application/octet-stream"
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(found or b"")))
-            self.send_header("Cache-Control", "no-store")
+            self.send_header("Cache-Control", index.caching)
             self.end_headers()
             is_cut = bool(index.cut) and index.cut in self.path
             if has_body:

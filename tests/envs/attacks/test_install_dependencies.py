@@ -3,20 +3,24 @@
 import hashlib
 import io
 import json
+import subprocess
 import zipfile
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import uv
 from tests.envs.package_index import serve_index, tiny_wheel
 from tests.envs.projects import TOY, toy_publication
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.install import install
 from telescope_envs.install.steps import InstallOptions
+from telescope_envs.install.sync import sync_environment
 from telescope_envs.records.installed import installed_environments
 from telescope_envs.records.lockfile import read_lock
+from telescope_envs.registry import Registry
 from telescope_envs.validation.processes import interpreter_with
 
 pytestmark = pytest.mark.slow
@@ -238,3 +242,81 @@ def test_declarations_unlike_the_record(registry, home, options, fields, said):
     with pytest.raises(RegistryError, match=said):
         install(registry, "toy", options=options)
     assert_nothing_installed(home, options)
+
+
+def sync(registry: Registry, options: InstallOptions):
+    (entry,) = read_lock(options.lock).environments
+    return sync_environment(
+        entry,
+        options=options,
+        may_change=False,
+        open_registry=lambda _: registry,
+        progress=lambda step: None,
+    )
+
+
+def helper_in(folder: Path) -> Path:
+    (found,) = folder.glob("venvs/*/lib/*/site-packages/helper_of_toy.py")
+    return found
+
+
+def test_a_change_in_one_environment_reaches_no_other_and_not_the_cache(
+    publish, home, options, index, monkeypatch
+):
+    index.caching = "max-age=600"
+    index.add("helper-of-toy", "1.0", code="good = True\n")
+    registry = publish("helper-of-toy")
+    install(registry, "toy", options=options)
+    (venv,) = (home / "venvs").iterdir()
+    files = [path for path in venv.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert [path for path in files if path.stat().st_nlink > 1] == []
+    compiled = next(venv.glob("lib/*/site-packages/pydantic/__pycache__/main.*.pyc"))
+    source = compiled.parent.parent / "main.py"
+    assert int.from_bytes(compiled.read_bytes()[8:12], "little") == int(source.stat().st_mtime)
+    with helper_in(home).open("a") as file:
+        file.write("good = False\n")
+    monkeypatch.setenv("TELESCOPE_HOME", str(home.with_name("other")))
+    sync(registry, options)
+    assert helper_in(home.with_name("other")).read_text() == "good = True\n"
+
+
+def test_reinstalling_brings_back_the_files_that_the_lock_names(publish, home, options, index):
+    index.caching = "max-age=600"
+    index.add("helper-of-toy", "1.0", code="good = True\n")
+    registry = publish("helper-of-toy")
+    install(registry, "toy", options=options)
+    before = options.lock.read_bytes()
+    unpacked = subprocess.check_output([uv.find_uv_bin(), "cache", "dir"], text=True).strip()
+    cached = [
+        path
+        for path in Path(unpacked).glob("archive-v0/*/helper_of_toy.py")
+        if path.read_text() == "good = True\n"
+    ]
+    assert cached, "else this tests nothing"
+    for path in (helper_in(home), *cached):
+        with path.open("a") as file:
+            file.write("good = False\n")
+    try:
+        assert not sync(registry, options).is_new
+        assert "False" in helper_in(home).read_text(), "what is built stays as it is"
+        assert sync(registry, replace(options, reinstall=True)).is_new
+    finally:
+        for path in cached:
+            path.write_text("good = True\n")
+    assert helper_in(home).read_text() == "good = True\n"
+    assert options.lock.read_bytes() == before
+
+
+def test_a_failed_reinstallation_leaves_what_was_there(publish, home, options, index):
+    index.add("helper-of-toy", "1.0")
+    registry = publish("helper-of-toy")
+    install(registry, "toy", options=options)
+    here = helper_in(home)
+    with pytest.raises(EnvironmentLoadError, match="--reinstall .*--offline"):
+        sync(registry, replace(options, reinstall=True, offline=True))
+    assert here.is_file()
+    with subprocess.Popen([here.parents[3] / "bin" / "python", "-c", "input()"], stdin=-1) as run:
+        with pytest.raises(EnvironmentLoadError, match="while processes run in"):
+            sync(registry, replace(options, reinstall=True))
+        run.communicate(b"\n")
+    assert here.is_file()

@@ -160,6 +160,14 @@ def sync(
             "has an advisory or a suspended owner.",
         ),
     ] = False,
+    reinstall: Annotated[
+        bool,
+        typer.Option(
+            "--reinstall",
+            help="Build each virtual environment again, from packages that are fetched anew and "
+            "checked against the lock.",
+        ),
+    ] = False,
     offline: OfflineOption = False,
     prune_others: Annotated[
         bool, typer.Option("--prune", help="Remove environments that telescope.lock does not list.")
@@ -182,7 +190,9 @@ def sync(
             "there is no telescope.lock in this folder or above; telescope env install NAME writes "
             "one"
         )
-    options = InstallOptions(offline=offline, allow_sdist=split_names(allow_sdist), lock=path)
+    options = InstallOptions(
+        offline=offline, allow_sdist=split_names(allow_sdist), lock=path, reinstall=reinstall
+    )
     opening = Opening(offline=offline, tell=progress)
 
     def opened(named: str) -> Registry:

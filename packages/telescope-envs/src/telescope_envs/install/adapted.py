@@ -32,7 +32,7 @@ from telescope_core.finding.schemes import Adapted, Framework, adapted, require_
 from telescope_envs.install.data import BUILDING, is_running, python_of
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import ADAPTERS, CORE, direct_needs
-from telescope_envs.install.venv import clear_scratch, link_distribution, site_packages
+from telescope_envs.install.venv import clear_scratch, copy_distribution, site_packages
 from telescope_envs.processes.uv import Uv, lacks_wheel, wheels_only
 from telescope_envs.records.files import (
     data_folder,
@@ -358,7 +358,7 @@ def environment_for(
                     python=python,
                 )
                 for name in own:
-                    link_distribution(distribution(name), site_packages(scratch))
+                    copy_distribution(distribution(name), site_packages(scratch))
                 if may_change:
                     content = sha256_of("\n".join(_pins(site_packages(scratch))))
                     folder = folder.with_name(f"{folder.name}.{content[:_DIGITS]}")

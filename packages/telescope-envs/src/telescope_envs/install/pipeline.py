@@ -173,7 +173,7 @@ def install_isolated(
     label = f"{release.id} {release.version}"
     remove_leftovers()
     with installing(release.id, progress) as held:
-        uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
+        uv = uv_of(options, held)
         locked = read_lock(options.lock).find(release.id) if options.lock is not None else None
         active = find_active(release.id)
         # A damaged record is written anew at the end of the installation.
@@ -184,7 +184,8 @@ def install_isolated(
             progress(f"{label}: from {address_of(registry)} now, no longer {entry.registry}")
             entry = entry.changed(registry=address_of(registry), revision=registry.store.revision)
         is_asked = asks_for_attestation(address_of(registry), release)
-        is_built = entry is not None and find_built(entry) is not None
+        is_there = entry is not None and find_built(entry) is not None
+        is_built = is_there and not options.reinstall
         if is_asked or not is_built:
             wheel = checked_wheel(registry, release, progress=progress)
             if entry is None:
@@ -200,7 +201,17 @@ def install_isolated(
         if options.lock is not None:
             record_in_lock(options.lock, entry, progress=progress)
         remove_unused_venvs(release.id)
-    return Installed(release=release, locked=entry, is_new=is_new)
+    return Installed(release=release, locked=entry, is_new=is_new or options.reinstall)
+
+
+def uv_of(options: InstallOptions, held: int) -> Uv:
+    """Return uv for one installation, which inherits the lock `held` of its environment."""
+    return Uv(
+        offline=options.offline,
+        wheels=options.wheels,
+        heirs=(held,),
+        distrusts_cache=options.reinstall,
+    )
 
 
 def checked_wheel(registry: Registry, release: Release, *, progress: Progress) -> Path:

@@ -96,7 +96,7 @@ def lock_requirements(release: Release, uv: Uv, *, options: InstallOptions) -> t
 def install_requirements(
     python: Path, lines: Sequence[str], uv: Uv, *, needed_by: str, options: InstallOptions
 ) -> None:
-    """Install exactly `lines` for `python`, checking hashes, as hard links where possible."""
+    """Install exactly `lines` for `python`, checking hashes."""
     if not lines:
         return
     for line in lines:
@@ -112,7 +112,7 @@ def install_requirements(
         listed = Path(scratch) / "requirements.txt"
         listed.write_text("".join(f"{line}\n" for line in lines))
         arguments = [
-            *("pip", "install", "--python", str(python), "--quiet", "--link-mode", "hardlink"),
+            *("pip", "install", "--python", str(python), "--quiet"),
             *("--require-hashes", "--no-deps"),
             *("--requirements", str(listed)),
             *(brought_wheels(lines) if options.offline and options.wheels is None else ()),
@@ -187,6 +187,11 @@ def _explained(
         return no_wheel
     if options.wheels is not None:
         return EnvironmentLoadError(f"{text}\nthe bundle lacks it; make it again on this platform")
+    if options.offline and options.reinstall:
+        return EnvironmentLoadError(
+            f"{text}\n--reinstall takes nothing from uv's cache, and --offline nothing from the "
+            "network; leave one of them out"
+        )
     if options.offline:
         return EnvironmentLoadError(
             f"{text}\n--offline uses only caches; run it once with a network, or use a bundle"

@@ -47,6 +47,8 @@ class InstallOptions:
     """The telescope.lock to read and write; None to use no lock."""
     wheels: Path | None = None
     """A folder of wheels to take dependencies from, instead of the package index."""
+    reinstall: bool = False
+    """Build again what is installed, from packages that are fetched and checked anew."""
 
 
 def silent(step: str) -> None:

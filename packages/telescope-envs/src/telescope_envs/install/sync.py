@@ -24,10 +24,10 @@ from telescope_envs.install.pipeline import (
     fits_here,
     install_isolated,
     planned_installation,
+    uv_of,
 )
 from telescope_envs.install.steps import InstallOptions, Progress
 from telescope_envs.install.venv import build_venv
-from telescope_envs.processes.uv import Uv
 from telescope_envs.records.installed import InstalledEnvironment, installed_environments
 from telescope_envs.records.lockfile import LockedEnvironment
 from telescope_envs.records.release import Release
@@ -55,7 +55,7 @@ def sync_environment(
     RegistryError, as does a release that it lacks or has with another wheel.
     """
     remove_leftovers()
-    built = find_built(entry)
+    built = None if options.reinstall else find_built(entry)
     release = built.release if built is not None else locked_release(entry, open_registry)
     if is_strict or (built is None and cached_wheel(release) is None):
         registry = open_registry(entry.registry)
@@ -80,21 +80,20 @@ def sync_environment(
         registry = open_registry(entry.registry)
         return install_isolated(registry, release, options=options, progress=progress)
     with installing(entry.id, progress) as held:
-        is_built = find_built(entry) is not None
+        is_built = not options.reinstall and find_built(entry) is not None
         if not is_built or asks_for_attestation(entry.registry, release):
             wheel = locked_wheel(
                 entry, release, open_registry, progress, is_offline=options.offline
             )
             if not is_built:
-                uv = Uv(offline=options.offline, wheels=options.wheels, heirs=(held,))
                 planned = planned_installation(entry.registry, release, entry)
-                build_venv(planned, wheel, uv, options=options, progress=progress)
+                build_venv(planned, wheel, uv_of(options, held), options=options, progress=progress)
         raise_in_thread_if_asked()
         is_new = activate(entry, progress=progress)
         if options.lock is not None:
             remember_project(options.lock)
         remove_unused_venvs(entry.id)
-    return Installed(release=release, locked=entry, is_new=is_new)
+    return Installed(release=release, locked=entry, is_new=is_new or options.reinstall)
 
 
 def prune(kept: set[str]) -> list[InstalledEnvironment]:

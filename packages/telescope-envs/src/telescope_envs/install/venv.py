@@ -1,9 +1,11 @@
 """Build the virtual environment of one environment: telescope-core, locked packages, its wheel.
 
-Files are hard links to uv's package cache and to the telescope-core that builds it, so a second
-environment costs almost no time and no space.
+Files are copies of those in uv's package cache and of the telescope-core that builds it. Links would
+take no space, but an edit in one environment would reach the cache, every other environment and the
+Python that trains.
 """
 
+import filecmp
 import os
 import shutil
 import sys
@@ -18,6 +20,7 @@ from telescope_core.base.errors import EnvironmentLoadError
 from telescope_envs.install.data import (
     BUILDING,
     VENV_RECORD,
+    is_running,
     key_of,
     python_of,
     venv_folder,
@@ -71,6 +74,10 @@ def build_venv(
     locked, label = planned.locked, f"{planned.release.id} {planned.release.version}"
     assert locked is not None, "what has a virtual environment of its own is locked"
     folder = venv_folder(locked)
+    if is_running(folder):
+        raise EnvironmentLoadError(
+            f"{label} cannot be built again while processes run in {folder}; end them, and try again"
+        )
     scratch = folder.with_name(f"{BUILDING}{key_of(locked.id)}")
     try:
         with new_folder(folder, scratch):
@@ -82,8 +89,8 @@ def build_venv(
             progress(f"{label}: {Step.WHEEL}")
             # Its bytes are read once, and checked again.
             write_wheel(read_release(wheel.read_bytes(), planned.release), site_packages(scratch))
-            link_distribution(distribution(CORE), site_packages(scratch))
-            link_byte_code(site_packages(scratch))
+            copy_distribution(distribution(CORE), site_packages(scratch))
+            copy_byte_code(site_packages(scratch))
             progress(f"{label}: {Step.PROBE}")
             probe(python, planned.release)
             (scratch / VENV_RECORD).write_bytes(planned.as_json())
@@ -115,8 +122,8 @@ def clear_scratch(folder: Path) -> None:
         )
 
 
-def link_distribution(found: Distribution, site_packages: Path) -> None:
-    """Hard-link the files of an installed distribution into another site-packages.
+def copy_distribution(found: Distribution, site_packages: Path) -> None:
+    """Copy the files of an installed distribution into another site-packages.
 
     An editable install remains a pointer to its source.
     """
@@ -126,26 +133,26 @@ def link_distribution(found: Distribution, site_packages: Path) -> None:
             continue
         target = site_packages / Path(*file.parts)
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:  # the target is on another file system
-            shutil.copy2(source, target)
+        shutil.copy2(source, target)
 
 
-def link_byte_code(site_packages: Path) -> None:
-    """Link the byte code that this interpreter has compiled from the same files.
+def copy_byte_code(site_packages: Path) -> None:
+    """Copy the byte code that this interpreter has compiled from files with the same bytes.
 
-    Compiling it again would cost each environment seconds at its first start, and megabytes.
+    Compiling it again would cost each environment seconds at its first start.
     """
     here = Path(sysconfig.get_path("purelib"))
     for source in [path for path in files_below(site_packages) if path.suffix == ".py"]:
         ours = here / source.relative_to(site_packages)
         name = Path(cache_from_source(str(ours)))
         target = source.parent / name.parent.name / name.name
-        with suppress(OSError):  # Python compiles what cannot be linked
-            if ours.samefile(source):
+        with suppress(OSError):  # Python compiles what cannot be copied
+            if name.is_file() and filecmp.cmp(ours, source, shallow=False):
                 target.parent.mkdir(exist_ok=True)
-                os.link(name, target)
+                shutil.copy2(name, target)
+                # Byte code counts for the time of its source that is written in it.
+                moment = ours.stat()
+                os.utime(source, ns=(moment.st_atime_ns, moment.st_mtime_ns))
 
 
 def site_packages(folder: Path) -> Path:

@@ -134,6 +134,10 @@ def _exists(place: str) -> bool:
     return "://" in path or Path(path).exists()
 
 
+LINK_MODE = "copy"
+"""With links, uv's other mode here, whoever edits a file of one virtual environment edits it in uv's
+cache and in every other. A copy takes no space where the file system shares its blocks (Btrfs, XFS,
+APFS)."""
 _TIME_LIMIT_S = 900.0
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 _PLACE = re.compile(r"`(/[^`]+)`")
@@ -152,6 +156,9 @@ class Uv:
     """A folder of wheels to take packages from, instead of every index."""
     heirs: tuple[int, ...] = ()
     """Descriptors of locks that stay held while uv runs, even if this process is killed."""
+    distrusts_cache: bool = False
+    """Fetch every package. uv checks the hash of a wheel when it unpacks it into its cache, and never
+    again, not even with its own options for refreshing and reinstalling."""
 
     def run(self, arguments: Sequence[str], *, failure: str) -> str:
         """Run uv and return its output; raises an error that begins with `failure`.
@@ -161,7 +168,10 @@ class Uv:
         late = f"{failure}: uv did not finish in {_TIME_LIMIT_S:g} s; check the network"
         finished = run_program(
             [uv.find_uv_bin(), *arguments, *self._options()],
-            environ=index_settings(os.environ, has_index=self.wheels is None),
+            environ={
+                **index_settings(os.environ, has_index=self.wheels is None),
+                "UV_LINK_MODE": LINK_MODE,
+            },
             limit_s=_TIME_LIMIT_S,
             late=late,
             heirs=self.heirs,
@@ -178,7 +188,7 @@ class Uv:
 
     def run_cache_first(self, arguments: Sequence[str], *, failure: str) -> str:
         """Run uv as `run` does, but use the network only if uv's cache lacks something."""
-        if self.wheels is None and not self.offline:
+        if self.wheels is None and not self.offline and not self.distrusts_cache:
             try:
                 return self.run([*arguments, "--offline"], failure=failure)
             except EnvironmentLoadError:
@@ -231,10 +241,11 @@ class Uv:
         return said.strip().partition("==")[2] or None
 
     def _options(self) -> list[str]:
+        cache = ["--no-cache"] if self.distrusts_cache else []
         if self.wheels is not None:
             found = str(self.wheels.absolute())
-            return ["--offline", "--no-config", "--no-index", "--find-links", found]
-        return [*config_options(os.environ), *(("--offline",) if self.offline else ())]
+            return [*cache, "--offline", "--no-config", "--no-index", "--find-links", found]
+        return [*cache, *config_options(os.environ), *(("--offline",) if self.offline else ())]
 
 
 def _failed(failure: str, said: str) -> TelescopeError:

@@ -23,7 +23,7 @@ from telescope_core.probes.answers import Job, Kind
 from telescope_envs.install.data import python_of
 from telescope_envs.install.packages import missing_requirements
 from telescope_envs.install.requirements import CORE, direct_needs
-from telescope_envs.install.venv import link_byte_code, link_distribution, site_packages
+from telescope_envs.install.venv import copy_byte_code, copy_distribution, site_packages
 from telescope_envs.processes.running import Kept, kept, passed_on, wait_for
 from telescope_envs.processes.uv import Uv, installed_pins, lacks_wheel, wheels_only
 from telescope_envs.records.files import read_file
@@ -282,7 +282,7 @@ def interpreter_with(
     wanted.write_text("".join(f"{text}\n" for text in needs))
     pins.write_text("".join(f"{pin}\n" for pin in installed_pins()))
     target = ("--python", str(python), "--quiet")
-    add = ["pip", "install", *target, "--link-mode", "hardlink", "--requirements", str(wanted)]
+    add = ["pip", "install", *target, "--requirements", str(wanted)]
     choose = ["pip", "compile", str(wanted), "--output-file", str(pins), *target]
     failure = f"the dependencies of {needed_by} cannot be installed"
 
@@ -300,6 +300,6 @@ def interpreter_with(
         uv.run_building(run, allow_sdist, python=str(python))
     except EnvironmentLoadError as error:
         raise lacks_wheel(str(error), needed_by) or error from None
-    link_distribution(distribution(CORE), site_packages(folder))
-    link_byte_code(site_packages(folder))
+    copy_distribution(distribution(CORE), site_packages(folder))
+    copy_byte_code(site_packages(folder))
     return str(python)
