@@ -312,7 +312,7 @@ def test_a_failed_reinstallation_leaves_what_was_there(publish, home, options, i
     registry = publish("helper-of-toy")
     install(registry, "toy", options=options)
     here = helper_in(home)
-    with pytest.raises(EnvironmentLoadError, match="--reinstall .*--offline"):
+    with pytest.raises(EnvironmentLoadError, match=r"--reinstall .*--offline"):
         sync(registry, replace(options, reinstall=True, offline=True))
     assert here.is_file()
     with subprocess.Popen([here.parents[3] / "bin" / "python", "-c", "input()"], stdin=-1) as run:

@@ -1,8 +1,8 @@
 """Build the virtual environment of one environment: telescope-core, locked packages, its wheel.
 
-Files are copies of those in uv's package cache and of the telescope-core that builds it. Links would
-take no space, but an edit in one environment would reach the cache, every other environment and the
-Python that trains.
+Files are copies of those in uv's package cache and of the telescope-core that builds it. Links
+would take no space, but an edit in one environment would reach the cache, every other environment
+and the Python that trains.
 """
 
 import filecmp
@@ -76,7 +76,8 @@ def build_venv(
     folder = venv_folder(locked)
     if is_running(folder):
         raise EnvironmentLoadError(
-            f"{label} cannot be built again while processes run in {folder}; end them, and try again"
+            f"{label} cannot be built again while processes run in {folder}; end them, and try "
+            "again"
         )
     scratch = folder.with_name(f"{BUILDING}{key_of(locked.id)}")
     try:

@@ -135,9 +135,8 @@ def _exists(place: str) -> bool:
 
 
 LINK_MODE = "copy"
-"""With links, uv's other mode here, whoever edits a file of one virtual environment edits it in uv's
-cache and in every other. A copy takes no space where the file system shares its blocks (Btrfs, XFS,
-APFS)."""
+"""With links, whoever edits a file of one virtual environment edits it in uv's cache and in every
+other. uv's mode "clone" links as well where the file system cannot clone."""
 _TIME_LIMIT_S = 900.0
 _INFO = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*)-(?P<version>[^-]+)\.dist-info")
 _PLACE = re.compile(r"`(/[^`]+)`")
@@ -157,8 +156,8 @@ class Uv:
     heirs: tuple[int, ...] = ()
     """Descriptors of locks that stay held while uv runs, even if this process is killed."""
     distrusts_cache: bool = False
-    """Fetch every package. uv checks the hash of a wheel when it unpacks it into its cache, and never
-    again, not even with its own options for refreshing and reinstalling."""
+    """Fetch every package. uv checks the hash of a wheel when it unpacks it into its cache, and
+    never again, not even with its own options for refreshing and reinstalling."""
 
     def run(self, arguments: Sequence[str], *, failure: str) -> str:
         """Run uv and return its output; raises an error that begins with `failure`.
