@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 import pytest
@@ -9,9 +10,11 @@ from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import open_store, static_host
 
 from telescope_core.errors import RegistryError
-from telescope_envs.records.reading import check_bytes
+from telescope_envs.install.attestations import attestation_of
+from telescope_envs.records.files import sha256_of
+from telescope_envs.records.reading import attestation_path, check_bytes
 from telescope_envs.registry import Registry
-from telescope_envs.registry.http_cache import HttpCache
+from telescope_envs.registry.http_cache import CachedFile, HttpCache
 
 
 @pytest.fixture
@@ -70,6 +73,37 @@ def test_a_wheel_changed_on_the_way_does_not_stay(host, tmp_path):
         check_bytes(Registry(open_store(host.address, cache)).wheel_bytes(release), release)
     host.faults.clear()
     check_bytes(Registry(open_store(host.address, cache)).wheel_bytes(release), release)
+
+
+@pytest.mark.parametrize("kind", ["wheel", "attestation"])
+def test_one_damaged_answer_is_not_the_answer_for_good(host, tmp_path, kind):
+    """It comes with the tag of the whole file, for which the host then answers 304."""
+    publication = toy_publication("0.1.0")
+    url = publication.release.wheel.urls[0]
+    release, whole = publication.release, publication.wheel
+    if kind == "attestation":
+        url, whole = attestation_path(url), b"{}"
+        release = release.changed(attestation_sha256=sha256_of(whole))
+        (host.folder / url).write_bytes(whole)
+
+    def fetched(**how) -> bytes | None:
+        registry = Registry(open_store(host.address, tmp_path / "cache", **how))
+        read = registry.wheel_bytes if kind == "wheel" else partial(attestation_of, registry)
+        return read(release)
+
+    tag = f'"{sha256_of(whole)[:16]}"'
+    host.faults[f"/{url}"] = lambda handler: handler.answer(200, b"damaged", ETag=tag)
+    assert fetched() == b"damaged"
+    with pytest.raises(RegistryError, match="was never fetched"):
+        fetched(offline=True)
+    host.faults.clear()
+    # What an earlier version kept without looking is not used either.
+    cached = HttpCache(tmp_path / "cache" / "http", host.address, print)
+    cached.put(f"{host.address}/{url}", CachedFile(status=200, body=b"damaged", etag=tag))
+    assert fetched() == whole
+    assert "If-None-Match" not in host.requests[-1][1]
+    assert fetched() == whole
+    assert "If-None-Match" in host.requests[-1][1], "what was checked is kept"
 
 
 WRITER = """

@@ -7,9 +7,10 @@ import socket
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session
+from huggingface_hub import close_session, try_to_load_from_cache
 from tests.envs.loopback_hub import loopback_hub, own_hub_settings
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import place_at
@@ -219,6 +220,17 @@ def test_offline_reads_the_commit_of_last_time_and_says_how_old_it_is(hub, open_
         offline.store.publish(toy_publication("0.2.0"))
     with pytest.raises(RegistryError, match="was never read, and --offline"):
         open_store(f"hf://{NAME}@v1", offline=True)
+
+
+def test_a_damaged_wheel_in_the_librarys_cache_is_fetched_again(hub, open_store):
+    registry = Registry(open_store())
+    release = resolve(registry, "toy")
+    wheel = registry.wheel_bytes(release)
+    kept = try_to_load_from_cache(
+        NAME, release.wheel.urls[0], revision=registry.store.revision, repo_type="dataset"
+    )
+    Path(kept).write_bytes(b"damaged")
+    assert registry.wheel_bytes(release) == wheel
 
 
 def test_the_library_is_optional_and_named(monkeypatch, tmp_path):

@@ -130,7 +130,11 @@ def require_kept_attestation(release: Release, wheel: bytes, kept: bytes | None)
 def attestation_of(registry: Registry, release: Release) -> bytes | None:
     """Return the bundle that the registry stores beside the wheel, unchecked; None if none."""
     for url in release.wheel.urls if release.attestation_sha256 else ():
-        found = registry.store.artifact(attestation_path(url), max_bytes=MAX_ATTESTATION_BYTES)
+        found = registry.store.artifact(
+            attestation_path(url),
+            max_bytes=MAX_ATTESTATION_BYTES,
+            sha256=release.attestation_sha256,
+        )
         if found is not None:
             return found
     return None

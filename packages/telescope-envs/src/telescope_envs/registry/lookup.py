@@ -111,11 +111,13 @@ def _place_at(address: Address, opening: Opening) -> Place:
     )
 
 
-def _download(address: Address, opening: Opening, url: str, max_bytes: int) -> bytes | None:
+def _download(
+    address: Address, opening: Opening, url: str, max_bytes: int, sha256: str
+) -> bytes | None:
     """Return a wheel that the registry in a folder stores elsewhere."""
     # Imported only now, because who lists or installs from a folder should not wait for it.
     web = import_module("telescope_envs.registry.stores.http")
-    return web.download(_place_at(address, opening), url, max_bytes)
+    return web.download(_place_at(address, opening), url, max_bytes, sha256)
 
 
 def _opener(scheme: str) -> Opener:

@@ -121,7 +121,7 @@ class Registry:
     def wheel_bytes(self, release: Release) -> bytes:
         """Return the wheel's bytes, unchecked; raises RegistryError when no URL has them."""
         for url in release.wheel.urls:
-            found = self.store.artifact(url, max_bytes=MAX_WHEEL_BYTES)
+            found = self.store.artifact(url, max_bytes=MAX_WHEEL_BYTES, sha256=release.wheel.sha256)
             if found is not None:
                 return found
         raise RegistryError(

@@ -312,7 +312,7 @@ class HubStore:
             case _:
                 return None
 
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+    def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at the relative `url`; None when there is none."""
         found = self.stored_artifact(url)
         if found is None:

@@ -35,10 +35,12 @@ class Store(Protocol):
         """Return the file at `path`, such as `index/acme/toy.jsonl`; None when there is none."""
         ...
 
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+    def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at `url`, absolute or relative to the registry; None if not found.
 
-        Raises RegistryError when it is longer than `max_bytes`. The registry's credentials are
+        Its bytes are unchecked. If `sha256` is given, bytes with another hash are neither kept nor
+        taken from what is kept, so one bad answer does not become the answer for good. Raises
+        RegistryError when the artifact is longer than `max_bytes`. The registry's credentials are
         never sent to any other host.
         """
         ...

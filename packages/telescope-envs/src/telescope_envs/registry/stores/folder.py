@@ -33,8 +33,9 @@ from telescope_envs.rules.admission import changed_status, index_line, is_new
 _LOCK_WAIT_S = 30.0
 
 
-Download = Callable[[str, int], bytes | None]
-"""Returns the bytes at an absolute address, up to a limit; None if there is nothing."""
+Download = Callable[[str, int, str], bytes | None]
+"""Returns the bytes at an absolute address, up to a limit; None if there is nothing. They are kept
+only if they have the sha256, unless that is empty."""
 
 
 class LocalStore:
@@ -56,10 +57,10 @@ class LocalStore:
         """Return the file at `path` below the root; None when there is none."""
         return self._read(path, max_bytes=MAX_FILE_BYTES)
 
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+    def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at `url`, below the root or elsewhere; None when there is none."""
         if self._download is not None and is_web_address(url):
-            return self._download(url, max_bytes)
+            return self._download(url, max_bytes, sha256)
         return self._read(url, max_bytes=max_bytes)
 
     def catalog(self) -> list[CatalogRow]:

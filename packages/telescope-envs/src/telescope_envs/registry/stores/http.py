@@ -16,7 +16,7 @@ import httpx
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
-from telescope_envs.records.files import MAX_FILE_BYTES
+from telescope_envs.records.files import MAX_FILE_BYTES, sha256_of
 from telescope_envs.records.reading import (
     Publication,
     is_registry_path,
@@ -57,12 +57,12 @@ class HttpStore:
             return None
         return self._get(self._url(path), MAX_FILE_BYTES, self._patience)
 
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+    def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at `url`, on this or another host; None when there is none."""
         total_s = max(_ARTIFACT_TOTAL_S, self._patience.total_s)
         patience = replace(self._patience, total_s=total_s)
         if is_registry_path(url):
-            return self._get(self._url(url), max_bytes, patience)
+            return self._get(self._url(url), max_bytes, patience, sha256)
         if not is_web_address(url):
             return None
         if url.startswith("http:") and not self.address.startswith("http:"):
@@ -71,7 +71,7 @@ class HttpStore:
                 f"{self.address} {is_https}gives a wheel the URL {url}, which anyone on the "
                 "network can change; tell the registry's maintainers"
             )
-        return self._get(url, max_bytes, patience)
+        return self._get(url, max_bytes, patience, sha256)
 
     def catalog(self) -> list[CatalogRow]:
         """Return one row per environment, sorted by id."""
@@ -92,8 +92,10 @@ class HttpStore:
     def _url(self, path: str) -> str:
         return f"{self.address}/{quote(path)}"
 
-    def _get(self, url: str, max_bytes: int, patience: Patience) -> bytes | None:
+    def _get(self, url: str, max_bytes: int, patience: Patience, sha256: str = "") -> bytes | None:
         known = self._cache.get(url, max_bytes=max_bytes)
+        if known is not None and not _may_be_kept(known, sha256):
+            known = None
         if self._place.offline:
             return self._offline(url, known)
         answer = self._fetcher.get(
@@ -106,7 +108,8 @@ class HttpStore:
             raise RegistryError(
                 f"{url} answered 304 (not modified) to a request without conditions; check the host"
             )
-        self._cache.put(url, answer)
+        if _may_be_kept(answer, sha256):
+            self._cache.put(url, answer)
         return answer.body if answer.status == 200 else None
 
     def _offline(self, url: str, known: CachedFile | None) -> bytes | None:
@@ -249,13 +252,22 @@ def open_http(place: Place) -> Store:
     return ServedStore(place, api)
 
 
-def download(place: Place, url: str, max_bytes: int) -> bytes | None:
+def download(place: Place, url: str, max_bytes: int, sha256: str) -> bytes | None:
     """Return the wheel at an absolute address that a registry of another kind gives it.
 
     The rules and the cache are the same as for registries on web servers.
     """
     with closing(HttpStore(place)) as store:
-        return store.artifact(url, max_bytes=max_bytes)
+        return store.artifact(url, max_bytes=max_bytes, sha256=sha256)
+
+
+def _may_be_kept(found: CachedFile, sha256: str) -> bool:
+    """Return whether `found` is not a file with another hash than `sha256`, if that is known.
+
+    A file that was damaged on its way comes with the tag of the whole one, so its host would answer
+    "not modified" to every later request.
+    """
+    return not sha256 or found.status != HTTPStatus.OK or sha256_of(found.body) == sha256
 
 
 def _conditions(known: CachedFile | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from huggingface_hub.utils import tqdm
 
 from telescope_core.base.errors import RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, read_catalog
-from telescope_envs.records.files import MAX_FILE_BYTES, read_file
+from telescope_envs.records.files import MAX_FILE_BYTES, read_file, sha256_of
 from telescope_envs.records.reading import (
     Publication,
     artifact_files,
@@ -80,10 +80,10 @@ class HuggingFaceStore:
         """Return the file at `path`; None when there is none."""
         return self._read_at(self.revision, path)
 
-    def artifact(self, url: str, *, max_bytes: int) -> bytes | None:
+    def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at `url`, in the repository or elsewhere; None when there is none."""
         if is_web_address(url):
-            return download(self._place, url, max_bytes)
+            return download(self._place, url, max_bytes, sha256)
         if not is_registry_path(url):
             return None
         if not self._place.offline and not isinstance(self._cached(self.revision, url), Path):
@@ -103,7 +103,10 @@ class HuggingFaceStore:
                 raise RegistryError(
                     f"{self.address}/{url}: longer than {max_bytes} bytes, the limit for a wheel"
                 )
-        return self._read_at(self.revision, url, max_bytes=max_bytes)
+        found = self._read_at(self.revision, url, max_bytes=max_bytes)
+        if found is None or not sha256 or sha256_of(found) == sha256 or self._place.offline:
+            return found
+        return self._read_at(self.revision, url, max_bytes=max_bytes, anew=True)
 
     def catalog(self) -> list[CatalogRow]:
         """Return one row per environment, sorted by id."""
@@ -195,10 +198,13 @@ class HuggingFaceStore:
         log_unreadable([skipped for row in rows for skipped in row.unreadable])
         return [read_row.row for read_row in rows if read_row.row is not None]
 
-    def _read_at(self, commit: str, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes | None:
+    def _read_at(
+        self, commit: str, path: str, *, max_bytes: int = MAX_FILE_BYTES, anew: bool = False
+    ) -> bytes | None:
+        """Return the file of a commit, from the library's cache unless it is to be sent `anew`."""
         if not is_registry_path(path):
             return None
-        known = self._cached(commit, path)
+        known = True if anew else self._cached(commit, path)
         if isinstance(known, Path):
             return self._bytes_of(known, path, max_bytes)
         if known is False:
@@ -211,6 +217,7 @@ class HuggingFaceStore:
                     path,
                     repo_type=_KIND,
                     revision=commit,
+                    force_download=anew,
                     tqdm_class=_NoBar,
                 )
             except LocalEntryNotFoundError as error:
