@@ -4,9 +4,11 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from email.utils import formatdate
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import open_store, place_at, static_host
@@ -249,6 +251,48 @@ def test_the_reason_of_a_refusal_is_shown_if_the_server_gives_one(host, cache, b
     assert ("the token was not accepted" in str(refusal.value)) is (shown == "set the token")
     assert len(str(refusal.value)) < 800
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("status", [400, 421, 429, 451, 500, 503])
+def test_what_the_registry_says_of_any_failure_is_shown(host, cache, status):
+    body = b'{"error": "it is\\n busy", "what_to_do": "wait \\u001b[2J"}'
+    host.faults["/config.json"] = lambda handler: handler.answer(status, body)
+    with pytest.raises(RegistryError) as refusal:
+        open_store(host.address, cache).read("config.json")
+    said = str(refusal.value)
+    assert f"answered {status}" in said
+    assert said.endswith(r": it is busy; wait \u001b[2J")
+
+
+def test_what_another_host_says_of_its_failure_is_not_advice(host, cache, folder):
+    body = b'{"error": "broken", "what_to_do": "run a program"}'
+    with static_host(folder) as other:
+        other.faults["/x.whl"] = lambda handler: handler.answer(500, body)
+        with pytest.raises(RegistryError, match="answered 500") as refusal:
+            open_store(host.address, cache).artifact(f"{other.address}/x.whl", max_bytes=10)
+    assert "run a program" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shown"),
+    [
+        (413, b"<html>", r"wheel has \d\d+ bytes; .* proxy"),
+        (413, b'{"error": "too long", "what_to_do": "split it"}', r"too long; split it$"),
+        (502, b"<html>", "may have published .* safe to publish the same release twice"),
+        (503, b'{"error": "full", "what_to_do": "wait"}', "full; wait$"),
+        (504, b"", "may have published .* safe to publish the same release twice"),
+        (500, b"", "500 Internal Server Error; check the address"),
+    ],
+)
+def test_what_a_proxy_answers_to_a_release_is_explained(cache, monkeypatch, status, body, shown):
+    def client(*_args, **_options) -> httpx.Client:
+        answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+        return httpx.Client(transport=answer, base_url="https://hub.test/")
+
+    monkeypatch.setattr("telescope_envs.registry.stores.http.new_client", client)
+    store = ServedStore(place_at("https://hub.test", cache, token="planted"), "v1")
+    with closing(store), pytest.raises(RegistryError, match=shown):
+        store.publish(toy_publication("0.1.0"))
 
 
 def test_a_place_that_asks_for_a_token_says_how_to_give_one(host, cache):

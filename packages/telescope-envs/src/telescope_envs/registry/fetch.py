@@ -153,11 +153,15 @@ class _Task:
 
 
 class _TryAgainError(Exception):
-    """This try failed but the next may succeed; `wait_s`: wait that the server asks for."""
+    """This try failed but the next may succeed.
 
-    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+    `wait_s` is the wait that the server asks for, and `said` its explanation, if it gives one.
+    """
+
+    def __init__(self, reason: str, wait_s: float = 0.0, said: Explained | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+        self.said = said
 
 
 class Fetcher:
@@ -201,10 +205,10 @@ class Fetcher:
                 if is_last or time.monotonic() + pause_s > task.deadline_s:
                     asked = f" and asks to wait {error.wait_s:.0f} s" if error.wait_s else ""
                     times = "1 try" if not tried else f"{tried + 1} tries"
-                    raise RegistryError(
-                        f"{url}: {error}{asked} ({times}); check the address and the network, then "
-                        "try again"
-                    ) from None
+                    advice = "; check the address and the network, then try again"
+                    if error.said is not None:
+                        advice = f": {error.said.error}; {error.said.what_to_do}"
+                    raise RegistryError(f"{url}: {error}{asked} ({times}){advice}") from None
             time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
@@ -250,7 +254,8 @@ class Fetcher:
         if status in _REDIRECTS:
             return response.headers.get("Location", "")
         if status in _TRY_AGAIN:
-            raise _TryAgainError(f"answered {status}", _wished_wait_s(response))
+            said = self._explanation(url, response)
+            raise _TryAgainError(f"answered {status}", _wished_wait_s(response), said)
         if status in _NOT_THERE:
             return CachedFile(status=404)
         if status == 304:
@@ -265,20 +270,25 @@ class Fetcher:
         )
 
     def _refusal(self, url: str, response: httpx.Response) -> str:
-        status = response.status_code
+        status, said = response.status_code, self._explanation(url, response)
+        is_login = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        if said is not None and status != HTTPStatus.UNAUTHORIZED:
+            return f"{url} answered {status}: {said.error}; {said.what_to_do}"
         if status == HTTPStatus.UNAVAILABLE_FOR_LEGAL_REASONS:
             return f"{url} is withheld by its host (451); ask the registry's maintainers why"
-        if status not in (401, 403):
+        if not is_login:
             return f"{url} answered {status}; expected 200 or 404: check the address"
         if origin_of(url) != self._origin:
             return f"{url} answered {status}; it is not on the registry's host, so it got no token"
-        said = explanation_in(_beginning(response))
-        if said is not None and status == HTTPStatus.FORBIDDEN:
-            return f"{url} answered {status}: {said.error}; {said.what_to_do}"
         if self._token is None:
             return f"{url} answered {status}: the registry requires a token; {self._login_hint}"
         why = said.error if said is not None else "the token was not accepted"
         return f"{url} answered {status}: {why}; {self._login_hint}"
+
+    def _explanation(self, url: str, response: httpx.Response) -> Explained | None:
+        """Return what the registry itself says of a failure; other hosts give nobody advice."""
+        is_own = origin_of(url) == self._origin
+        return explanation_in(_beginning(response)) if is_own else None
 
     def _require_allowed(self, here: str, asked: str) -> None:
         try:

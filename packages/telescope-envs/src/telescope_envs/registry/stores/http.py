@@ -15,6 +15,7 @@ from urllib.parse import quote
 import httpx
 
 from telescope_core.base.errors import ConfigError, RegistryError
+from telescope_core.base.terminal import foreign
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, read_catalog
 from telescope_envs.records.files import MAX_FILE_BYTES, sha256_of
 from telescope_envs.records.reading import (
@@ -35,6 +36,12 @@ _PAUSE_S = 0.02
 _TIMEOUT = httpx.Timeout(30.0, read=120.0)
 
 
+_OF_A_PROXY = (
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+_LONGEST_REASON = 100
 _ARTIFACT_TOTAL_S = 600.0
 _WORTH_TELLING_S = 60.0
 
@@ -173,6 +180,13 @@ class ServedStore(HttpStore):
             files["attestation"] = ("attestation.json", publication.attestation, "application/json")
         request = self._opened().build_request("POST", f"{self._api}/releases", files=files)
         response = self._send(request)
+        if response.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            raise self._refused(
+                response,
+                f"the wheel has {len(publication.wheel)} bytes; this answer is not Telescope's, so "
+                "a proxy in front of the registry limits what is sent: ask its operator to raise "
+                "that limit, or make the wheel smaller",
+            )
         if not response.is_success:
             raise self._refused(response)
         return response.status_code == HTTPStatus.CREATED
@@ -226,10 +240,17 @@ class ServedStore(HttpStore):
                 "again: it is safe to publish the same release twice"
             ) from error
 
-    def _refused(self, response: httpx.Response) -> RegistryError:
+    def _refused(self, response: httpx.Response, unexplained: str = "") -> RegistryError:
+        """Return the error for a refusal; `unexplained` is the advice if it has no explanation."""
+        status, sent = response.status_code, response.request.method != "GET"
+        if not unexplained and sent and status in _OF_A_PROXY:
+            unexplained = (
+                "a proxy gave up on the registry, which may have published the release or changed "
+                "the status; try again: it is safe to publish the same release twice"
+            )
         said = explanation_in(response.content) or Explained(
-            error=f"it answered {response.status_code} {response.reason_phrase}",
-            what_to_do="check the address",
+            error=f"it answered {status} {foreign(response.reason_phrase, _LONGEST_REASON)}",
+            what_to_do=unexplained or "check the address",
         )
         is_login = response.status_code == HTTPStatus.UNAUTHORIZED
         advice = self._place.login_hint if is_login else said.what_to_do
