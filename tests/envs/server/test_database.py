@@ -175,6 +175,9 @@ def test_reserved_owners_and_aliases_of_nothing_are_refused(store):
     with pytest.raises(RegistryError, match="'admin' is reserved"):
         store.add_namespace("admin", [])
     assert [name for name, _ in store.namespaces()] == ["acme"]
+    for name in ("telescope", "telescope-adapters"):
+        with pytest.raises(RegistryError, match=f"'{name}' is reserved"):
+            store.add_alias(name, "acme/toy")
     with pytest.raises(ConfigError, match="'acme/toy'"):
         store.add_alias("other", "acme/toi")
     store.publish(toy_publication(name="another"))

@@ -378,10 +378,7 @@ class HubStore:
         `publishers` says whose attestations of its releases count. Refuses an owner that exists.
         """
         check_owner(owner)
-        if reserved_parts(self.read, owner):
-            raise RegistryError(
-                f"the owner name {owner!r} is reserved ({RESERVED}); choose another"
-            )
+        self._require_unreserved(owner)
         _check_publishers(owner, publishers)
         with self.database.transaction() as writer:
             query = "SELECT publishers FROM namespaces WHERE owner = ?"
@@ -464,6 +461,7 @@ class HubStore:
     def add_alias(self, name: str, environment_id: str) -> None:
         """Make the bare `name` an alias of `environment_id`, permanently."""
         check_name(name)
+        self._require_unreserved(name)
         if environment_id not in self.releases.states():
             raise unknown_name("environment", environment_id, self.releases.states())
         known = self.database.value("SELECT environment FROM aliases WHERE name = ?", name)
@@ -476,6 +474,10 @@ class HubStore:
             )
         with self.database.transaction() as writer:
             writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
+
+    def _require_unreserved(self, name: str) -> None:
+        if reserved_parts(self.read, name):
+            raise RegistryError(f"the name {name!r} is reserved ({RESERVED}); choose another")
 
     def _aliases(self) -> bytes:
         rows = self.database.rows("SELECT name, environment FROM aliases ORDER BY name")
