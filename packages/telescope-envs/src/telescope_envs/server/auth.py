@@ -199,13 +199,13 @@ class Callers:
     def of(self, request: "Request", scope: Scope) -> CallerToken:
         """Return the token of a request that needs `scope`; raises Refusal when it has none."""
         host = request.client.host if request.client else ""
-        self._failed.require(host)
         secret = _secret(request)
         if not secret:
             raise _unauthorized("the request has no token")
         token = find_token(self._database, secret)
         problem = "unknown" if token is None else token.why_not
         if token is None or problem:
+            # Only refusals are limited: whoever shares the address has a right to be served.
             self._failed.take(host)
             raise _unauthorized(f"the token is {problem}")
         if token.owners and all(map(self._is_suspended, token.owners)):

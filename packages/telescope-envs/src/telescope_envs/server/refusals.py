@@ -62,20 +62,17 @@ class Limit:
 
     def take(self, caller: str) -> None:
         """Count one action of `caller`; raises Refusal (429) when it has none left."""
-        self.require(caller)
-        self._left[caller] = (self._refilled(caller) - 1, time.monotonic())
-        self._left.move_to_end(caller)
-        if len(self._left) > _MAX_CALLERS:
-            self._left.popitem(last=False)
-
-    def require(self, caller: str) -> None:
-        """Raise Refusal (429) when `caller` has no action left, without counting one."""
-        if self.count and self._refilled(caller) < 1:
+        left = self._refilled(caller)
+        if self.count and left < 1:
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"more than {self.count} {self.what} in {self.period_s:g} s",
                 "wait a minute and try again",
             )
+        self._left[caller] = (left - 1, time.monotonic())
+        self._left.move_to_end(caller)
+        if len(self._left) > _MAX_CALLERS:
+            self._left.popitem(last=False)
 
     def _refilled(self, caller: str) -> float:
         left, at = self._left.get(caller, (float(self.count), time.monotonic()))
