@@ -243,6 +243,15 @@ def test_wheels_that_no_installer_would_take(hub, rewrite):
 
 
 @pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("name", ["INSTALLER", "REQUESTED", "direct_url.json", "installer"])
+def test_files_that_only_installers_write(hub, rewrite, name):
+    path = f"telescope_env_acme_toy-0.2.0.dist-info/{name}"
+    with Sender(hub.address, hub.token()) as sender:
+        data = rewrite(publication_now().wheel, {path: b"uv"})
+        refused(sender.publish(with_wheel(data)), 422, path)
+
+
+@pytest.mark.usefixtures("unchanged")
 def test_wheels_that_were_cut_off(hub):
     good = publication_now().wheel
     with Sender(hub.address, hub.token()) as sender:

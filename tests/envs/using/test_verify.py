@@ -13,7 +13,9 @@ from tests.envs.projects import toy_publication
 from tests.envs.using.conftest import lock_of
 
 from telescope_core.errors import RegistryError
+from telescope_envs.install.data import store_wheel
 from telescope_envs.install.packages import dependency_tree
+from telescope_envs.install.venv import write_wheel
 from telescope_envs.install.verify_installed import (
     FindingKind,
     changed_byte_code,
@@ -22,13 +24,15 @@ from telescope_envs.install.verify_installed import (
     lock_findings,
     registry_findings,
     unreachable,
+    wheel_findings,
 )
+from telescope_envs.records.files import sha256_of
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.release import (
     Deprecation,
     Status,
 )
-from telescope_envs.rules.wheel import record_hash
+from telescope_envs.rules.wheel import read_wheel, record_hash
 
 
 def put_package(site: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> None:
@@ -130,6 +134,19 @@ def test_packages_that_are_not_the_locked_ones_are_found(venv):
     assert "3.0 is locked" in found["three"].text
     assert "2.0 is installed" in found["two"].text
     assert all(one.is_problem for one in found.values())
+
+
+@pytest.mark.usefixtures("home")
+def test_a_published_file_that_installing_replaces_is_no_finding(venv, toy_wheel, rewrite):
+    info = "telescope_env_acme_toy-0.1.0.dist-info"
+    wheel = rewrite(toy_wheel, {f"{info}/INSTALLER": b"uv"})
+    site = venv / "site"
+    one = record()
+    write_wheel(read_wheel(wheel, one.release.wheel.filename), site)
+    wheel_file = one.release.wheel.changed(sha256=sha256_of(wheel), size=len(wheel))
+    one = one.changed(release=one.release.changed(wheel=wheel_file))
+    store_wheel(wheel, one.release, registry="x")
+    assert [*wheel_findings(one, None, packages(venv))] == []
 
 
 def test_what_the_registry_says_now_is_told(published):

@@ -40,7 +40,7 @@ from telescope_envs.records.reading import check_bytes
 from telescope_envs.registry.lookup import open_registry
 from telescope_envs.registry.registry import Registry
 from telescope_envs.registry.resolving import removals
-from telescope_envs.rules.wheel import hashes_in, record_hash
+from telescope_envs.rules.wheel import INSTALLERS_FILES, hashes_in, record_hash
 
 
 class FindingKind(StrEnum):
@@ -341,10 +341,10 @@ def _against_its_sources(
     except TelescopeError as error:
         registry = None
         yield unreachable(record.registry, error)
-    yield from _wheel_findings(record, registry, packages)
+    yield from wheel_findings(record, registry, packages)
 
 
-def _wheel_findings(
+def wheel_findings(
     record: Installation, registry: Registry | None, packages: Mapping[str, Distribution]
 ) -> Iterator[Finding]:
     """Yield the environment's files whose recorded hashes differ from those in its wheel.
@@ -369,8 +369,9 @@ def _wheel_findings(
         (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
         published = hashes_in(wheel.read(path).decode())
     here = hashes_in(own.read_text("RECORD") or "")
+    replaced = {path.replace("RECORD", one) for one in INSTALLERS_FILES}  # some old wheels hold one
     for name, digest in published.items():
-        if digest and here.get(name) != digest:
+        if digest and here.get(name) != digest and name not in replaced:
             text = "has a different hash in RECORD than in the published wheel"
             yield Finding(FindingKind.CHANGED, str(own.locate_file(name)), text)
     module = f"{release.module}/"

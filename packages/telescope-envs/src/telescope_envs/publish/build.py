@@ -27,7 +27,7 @@ from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.model import read_pyproject, table_at, texts_at
 from telescope_envs.records.projects import require_project
 from telescope_envs.records.reading import MAX_WHEEL_BYTES
-from telescope_envs.rules.wheel import WheelContents, read_wheel, record_of
+from telescope_envs.rules.wheel import WheelContents, check_publishable, read_wheel, record_of
 
 _CACHES = {".git", ".hg", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 _NOT_AT_THE_TOP = {".venv", "venv", "dist", "build", "runs", "node_modules"}
@@ -192,6 +192,7 @@ def build_and_inspect(project: Path, folder: Path) -> BuiltWheel:
         data = made.read_bytes()
         try:
             contents = read_wheel(data, made.name)
+            check_publishable(contents)
         except RegistryError as error:  # it is no file of a registry yet
             raise ConfigError(str(error)) from error
         folder.mkdir(parents=True, exist_ok=True)

@@ -72,6 +72,8 @@ _IS_UTF8 = 0x800
 _REFUSED_SUFFIXES = {".pth", ".so", ".pyd", ".dll", ".dylib", ".exe"}
 _BYTE_CODE_SUFFIXES = {".pyc", ".pyo"}
 _REFUSED_MODULES = {"sitecustomize", "usercustomize"}
+INSTALLERS_FILES = {"INSTALLER", "REQUESTED", "direct_url.json"}
+"""Files of a dist-info that say how a package was installed, so that a wheel cannot know them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,18 @@ def read_release(data: bytes, release: Release) -> WheelContents:
     contents = read_wheel(data, release.wheel.filename)
     check_release(contents, release)
     return contents
+
+
+def check_publishable(contents: WheelContents) -> None:
+    """Raise RegistryError for files that only installers write, which published wheels may hold."""
+    kept = {_as_file(name) for name in INSTALLERS_FILES}
+    for path in contents.files:
+        folder, _, name = path.rpartition("/")
+        if folder.endswith(".dist-info") and _as_file(name) in kept:
+            raise RegistryError(
+                f"the wheel of {contents.distribution} {contents.version} contains {path!r}, which "
+                f"whoever installs it writes; {AGAIN} without it"
+            )
 
 
 def check_release(contents: WheelContents, release: Release) -> None:

@@ -25,7 +25,7 @@ from telescope_envs.records.model import RecordType
 from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, parse_record
 from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import misnamed
-from telescope_envs.rules.wheel import read_release
+from telescope_envs.rules.wheel import check_publishable, read_release
 from telescope_envs.server.refusals import Refusal
 
 MAX_RECORD_BYTES = MAX_LINE_BYTES
@@ -66,6 +66,7 @@ def check_publication(publication: Publication) -> None:
     release, found = publication.release, publication.attestation
     _check_record(release)
     contents = read_release(publication.wheel, release)
+    check_publishable(contents)
     if contents.license != release.license:
         raise _unprocessable(
             f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"
