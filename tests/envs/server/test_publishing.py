@@ -64,7 +64,7 @@ def test_an_attestation_is_served_beside_its_wheel(acme, client):
         ),
         ({"secrets": ("MY KEY=x",)}, "secrets.0: is not the name of an environment variable"),
         ({"attestation_sha256": "0" * 64}, "attestation_sha256"),
-        ({"requires_dist": ()}, "its requires_dist is"),
+        ({"requires_dist": ()}, "the wheel's requires_dist is"),
         ({"requires_dist": ("x",) * 1001}, "requires_dist: expected at most 1000, got 1001"),
     ],
 )

@@ -13,7 +13,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from unicodedata import normalize
@@ -133,6 +133,15 @@ def check_publishable(contents: WheelContents) -> None:
 
 def check_release(contents: WheelContents, release: Release) -> None:
     """Raise RegistryError when the wheel does not match its release record."""
+    for name, expected, got in unlike(contents, release):
+        raise RegistryError(
+            f"wheel {release.wheel.filename}: its {name} is {got!r}, but the registry says "
+            f"{expected!r}; do not install it, and tell the registry's maintainers"
+        )
+
+
+def unlike(contents: WheelContents, release: Release) -> Iterator[tuple[str, object, object]]:
+    """Yield each field in which a wheel differs from its record: its name, and both values."""
     pairs: dict[str, tuple[object, object]] = {
         "distribution": (canonicalize_name(release.distribution), contents.distribution),
         "version": (release.version, contents.version),
@@ -145,10 +154,7 @@ def check_release(contents: WheelContents, release: Release) -> None:
     }
     for name, (expected, got) in pairs.items():
         if expected != got:
-            raise RegistryError(
-                f"wheel {release.wheel.filename}: its {name} is {got!r}, but the registry says "
-                f"{expected!r}; do not install it, and tell the registry's maintainers"
-            )
+            yield name, expected, got
 
 
 def _named_by(filename: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from telescope_envs.records.model import RecordType
 from telescope_envs.records.reading import MAX_LINE_BYTES, Publication, parse_record
 from telescope_envs.records.release import Release, Status
 from telescope_envs.rules.admission import misnamed
-from telescope_envs.rules.wheel import check_publishable, read_release
+from telescope_envs.rules.wheel import check_publishable, read_wheel, unlike
 from telescope_envs.server.refusals import Refusal
 
 MAX_RECORD_BYTES = MAX_LINE_BYTES
@@ -65,12 +65,18 @@ def check_publication(publication: Publication) -> None:
     """Raise RegistryError unless record, wheel and attestation are valid and match each other."""
     release, found = publication.release, publication.attestation
     _check_record(release)
-    contents = read_release(publication.wheel, release)
-    check_publishable(contents)
-    if contents.license != release.license:
+    wheel, stated = publication.wheel, release.wheel
+    if (len(wheel), sha256_of(wheel)) != (stated.size, stated.sha256):
         raise _unprocessable(
-            f"the wheel's license is {contents.license!r}, but the record has {release.license!r}"
+            f"the record is of another wheel: expected {stated.size} bytes, sha256 "
+            f"{stated.sha256}, got {len(wheel)} bytes, sha256 {sha256_of(wheel)}"
         )
+    contents = read_wheel(wheel, stated.filename)
+    check_publishable(contents)
+    license_ = ("license", release.license, contents.license)
+    for name, expected, got in (*unlike(contents, release), license_):
+        if expected != got:
+            raise _unprocessable(f"the wheel's {name} is {got!r}, but the record has {expected!r}")
     if len(found) > MAX_ATTESTATION_BYTES:
         raise _unprocessable(f"the attestation is longer than {MAX_ATTESTATION_BYTES} bytes")
     digest = sha256_of(found) if found else ""
