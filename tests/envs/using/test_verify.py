@@ -171,6 +171,24 @@ def test_what_the_registry_says_now_is_told(published):
     assert not unreachable("x", RegistryError("no route")).is_problem
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('owner = "acme"\nstatus = "suspended"\n', FindingKind.REGISTRY),
+        ('owner = "acme"\nstatus = "suspended"\nwithheld = false\n', FindingKind.NOTE),
+        ("", FindingKind.REGISTRY),
+    ],
+)
+def test_an_owner_who_is_suspended_or_gone_is_told(published, registry_place, text, kind):
+    owner = registry_place / "namespaces" / "acme.toml"
+    if text:
+        owner.write_text(text)
+    else:
+        owner.unlink()
+    (found,) = registry_findings(published, record())
+    assert (found.what, found.kind, "owner" in found.text) == ("acme/toy", kind, True)
+
+
 def test_the_tree_writes_each_package_out_once(venv):
     (one,) = dependency_tree(["one==1.0"], packages(venv))
     assert (one.name, one.version, one.wanted, one.is_repeated) == ("one", "1.0", "==1.0", False)

@@ -55,7 +55,7 @@ class FindingKind(StrEnum):
     LOCK = "lock"
     """Installed packages differ from locked ones."""
     REGISTRY = "registry"
-    """The registry has another wheel under that version, or none."""
+    """The registry has another wheel under that version, or none, or installs it no longer."""
     YANKED = "yanked"
     """The version was yanked, or there is an advisory about the environment."""
     NOTE = "note"
@@ -112,6 +112,14 @@ def registry_findings(registry: Registry, record: Installation) -> Iterator[Find
             f"{now.wheel.sha256}; releases never change: tell the registry's owner"
         )
         yield Finding(FindingKind.REGISTRY, label, text)
+    owner = registry.namespace(release.owner)
+    if owner is None or owner.is_withheld:
+        why = "is withheld, because its owner is suspended" if owner else "has no owner any more"
+        text = f"{why}: nobody can install it from {registry.address}"
+        yield Finding(FindingKind.REGISTRY, release.id, text)
+    elif owner.status == "suspended":
+        text = "is of an owner who is suspended, and publishes nothing new"
+        yield Finding(FindingKind.NOTE, release.id, text)
     status = registry.status(release.id)
     if release.version in status.yanked:
         text = f"is yanked: {status.yanked[release.version]}"
