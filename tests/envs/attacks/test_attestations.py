@@ -89,8 +89,14 @@ def policy(sigstore):
 
 
 def refused(message, release, bundle, policy, wheel=TOY.wheel):
-    with pytest.raises(RegistryError, match=message):
+    with pytest.raises(RegistryError, match=message) as refusal:
         check_attestation(release, wheel, bundle, policy)
+    assert is_plain(refusal.value)
+
+
+def is_plain(error: Exception) -> bool:
+    """Return whether an error is one line without the pages of a library."""
+    return "\n" not in str(error) and "errors.pydantic.dev" not in str(error)
 
 
 @pytest.mark.slow
@@ -196,9 +202,20 @@ def test_the_public_root_of_trust_is_there_without_a_network_and_trusts_no_other
 
 
 def test_what_is_no_bundle(policy):
-    digest = hashlib.sha256(b"{}").hexdigest()
-    release = TOY.release.changed(attestation_sha256=digest)
-    refused("is not valid", release, b"{}", policy)
+    for data in (b"{}", b"no json", b"\xff"):
+        digest = hashlib.sha256(data).hexdigest()
+        release = TOY.release.changed(attestation_sha256=digest)
+        refused("is not valid", release, data, policy)
+
+
+def test_a_trust_config_that_is_none_says_so(job, tmp_path):
+    job(workflow())
+    (tmp_path / "trust.json").write_text("{}")
+    for path in (tmp_path / "trust.json", tmp_path / "gone.json"):
+        with pytest.raises(ConfigError, match="--trust-config") as refusal:
+            attest_wheel(TOY.release, AttestMode.ALWAYS, trust_config=path, progress=print)
+        assert str(path) in str(refusal.value)
+        assert is_plain(refusal.value)
 
 
 def test_a_trusted_root_that_is_none_says_so(tmp_path, sign):
@@ -212,6 +229,7 @@ def test_a_trusted_root_that_is_none_says_so(tmp_path, sign):
             check_attestation(release, TOY.wheel, bundle, asked)
         assert str(path) in str(refusal.value)
         assert "trusted_root" in str(refusal.value)
+        assert is_plain(refusal.value)
 
 
 @pytest.fixture

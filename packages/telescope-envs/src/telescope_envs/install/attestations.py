@@ -251,7 +251,7 @@ def _verified(
         verifier = Verifier(trusted_root=trusted_root(policy.trusted_root))
         kind, payload = verifier.verify_dsse(Bundle.from_json(bundle), signed_by)
     except (Error, ValueError) as error:
-        raise RegistryError(f"{what} is not valid: {error}. {_NOTHING}") from error
+        raise RegistryError(f"{what} is not valid: {plain(error)}. {_NOTHING}") from error
     try:
         said = read_json(payload) if kind == PAYLOAD_TYPE else None
     except ValueError as error:
@@ -277,7 +277,16 @@ def trusted_root(path: Path | None) -> "TrustedRoot":
     try:
         return TrustedRoot.from_file(str(path))
     except (OSError, Error, ValueError) as error:
-        raise ConfigError(f"trusted_root {path}: {error}; give a trusted_root.json") from error
+        raise ConfigError(
+            f"trusted_root {path}: {plain(error)}; give a trusted_root.json"
+        ) from error
+
+
+def plain(error: Exception) -> str:
+    """Return the text of an error on one line; of a record with faults, the first one."""
+    # pydantic ends each fault with its type, its input and the address of a page.
+    lines = str(error).partition(" [type=")[0].split("\n")
+    return ": ".join(line.strip() for line in lines)
 
 
 def statement_of(filename: str, sha256: str) -> dict[str, Any]:

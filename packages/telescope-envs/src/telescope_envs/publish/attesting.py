@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telescope_core.base.errors import ConfigError, RegistryError
-from telescope_envs.install.attestations import INSTALL_HINT, statement_of
+from telescope_envs.install.attestations import INSTALL_HINT, plain, statement_of
 from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.release import Release
 
@@ -135,7 +135,7 @@ def _signed(release: Release, token: str, trust_config: Path | None) -> tuple[st
             bundle = signer.sign_dsse(Statement(statement.encode()))
     except (Error, requests.RequestException, ValueError) as error:
         raise RegistryError(
-            f"Sigstore did not sign {release.wheel.filename}: {error}; nothing was published. Try "
+            f"Sigstore did not sign {release.wheel.filename}: {plain(error)}; nothing was published. Try "
             "again, or push with --attest never"
         ) from None
     return identity.identity, bundle.to_json().encode()
@@ -147,4 +147,4 @@ def _read_trust(path: Path) -> "ClientTrustConfig":
     try:
         return ClientTrustConfig.from_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--trust-config {path}: {error}") from error
+        raise ConfigError(f"--trust-config {path}: {plain(error)}") from error
