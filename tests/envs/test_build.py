@@ -204,6 +204,23 @@ def test_the_lock_of_a_file_that_emacs_has_open_is_no_source(tmp_path, is_in_git
             copy_sources(project, copy)
 
 
+@pytest.mark.parametrize("is_in_git", [True, False])
+def test_a_file_whose_name_no_wheel_can_hold_is_named_as_such(tmp_path, is_in_git):
+    project = write(tmp_path / "toy")
+    odd = os.fsencode(project / "telescope_env_acme_toy") + b"/w\xf6rter.txt"
+    with open(odd, "w") as file:
+        file.write("one")
+    if is_in_git:
+        subprocess.run(["git", "init", "-q", str(project)], check=True)
+        subprocess.run(["git", "-C", str(project), "add", "."], check=True)
+    (line,) = left_out(project, ["telescope_env_acme_toy/__init__.py"])
+    assert "rter.txt" in line
+    assert "rename it" in line
+    assert line.encode()
+    copy_sources(project, tmp_path / "copy")
+    assert len(list((tmp_path / "copy" / "telescope_env_acme_toy").iterdir())) == 1
+
+
 def test_files_of_a_repository_within_the_project_are_named_as_such(tmp_path):
     project = write(tmp_path / "toy")
     inner = project / "telescope_env_acme_toy" / "inner"

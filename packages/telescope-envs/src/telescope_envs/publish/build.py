@@ -7,6 +7,7 @@ set), because compressors, clocks and umasks differ between machines.
 
 import io
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -54,7 +55,7 @@ def _listed(project: Path) -> list[Path]:
             held = git_text(project, "ls-files", "-z", "--cached", ".") or ""
             locks -= {Path(name) for name in held.split("\0")}
         found = [path for path in found if path not in locks]
-    return sorted(set(found))
+    return sorted({path for path in found if _is_text(path)})
 
 
 def copy_sources(project: Path, target: Path) -> None:
@@ -104,7 +105,9 @@ def left_out(project: Path, files: Collection[str]) -> list[str]:
             continue
         if "/".join(path.parts[path.parts.index(package) :]) in files:
             continue
-        if not (project / path).is_file():
+        if not _is_text(path):
+            advice = "its name is not UTF-8, which a wheel cannot hold; if it is read, rename it"
+        elif not (project / path).is_file():
             advice = f"it is {_what(project / path)}, and a release holds only files"
         elif path in listed:
             advice = (
@@ -122,7 +125,8 @@ def left_out(project: Path, files: Collection[str]) -> list[str]:
                 "git ignores it, and a release holds no ignored file; if it is read, take it out "
                 "of .gitignore"
             )
-        lines.append(f"{path} is not in the wheel, although it stands in the package; {advice}")
+        shown = os.fsencode(path).decode(errors="replace")
+        lines.append(f"{shown} is not in the wheel, although it stands in the package; {advice}")
     return lines
 
 
@@ -142,6 +146,10 @@ def git_text(folder: Path, *arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _is_text(path: Path) -> bool:
+    return not re.search("[\udc80-\udcff]", str(path))  # how Python writes other bytes
 
 
 def _what(path: Path) -> str:
