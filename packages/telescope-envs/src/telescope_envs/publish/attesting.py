@@ -135,8 +135,8 @@ def _signed(release: Release, token: str, trust_config: Path | None) -> tuple[st
             bundle = signer.sign_dsse(Statement(statement.encode()))
     except (Error, requests.RequestException, ValueError) as error:
         raise RegistryError(
-            f"Sigstore did not sign {release.wheel.filename}: {plain(error)}; nothing was published. "
-            "Try again, or push with --attest never"
+            f"Sigstore did not sign {release.wheel.filename}: {plain(error)}; nothing was "
+            "published. Try again, or push with --attest never"
         ) from None
     return identity.identity, bundle.to_json().encode()
 
