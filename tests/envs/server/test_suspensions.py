@@ -11,6 +11,7 @@ from tests.envs.static_host import place_at
 
 import telescope_envs.server
 from telescope_core.errors import ConfigError, RegistryError, UnknownNameError
+from telescope_envs.records.release import Deprecation
 from telescope_envs.registry import Registry
 from telescope_envs.registry.resolving import resolve_with_warnings
 from telescope_envs.registry.stores.http import open_http
@@ -110,6 +111,29 @@ def test_the_log_has_it_and_cannot_be_rewritten(hub):
             hub.store.database.transaction() as writer,
         ):
             writer.execute(statement)
+
+
+def test_the_log_says_what_was_said_of_which_version_and_why(hub):
+    old = Deprecation(reason="old", replacement="acme/new")
+    for fields in (
+        {"yanked": {"0.1.0": "wrong gold"}},
+        {"yanked": {"0.1.0": "leaks answers"}, "advisories": ("reads files",)},
+        {"yanked": {}, "deprecated": old},
+        {"yanked": {}, "deprecated": old},
+        {"yanked": {}, "deprecated": None, "advisories": ()},
+    ):
+        hub.store.change_status("acme/toy", lambda status, new=fields: status.changed(**new))
+    entries = [(one.event, one.subject, one.reason) for one in hub.store.audit()]
+    assert entries[entries.index(("published", "acme/toy 0.1.0", "")) + 1 :] == [
+        ("yanked", "acme/toy 0.1.0", "wrong gold"),
+        ("yanked", "acme/toy 0.1.0", "leaks answers"),
+        ("advisory added", "acme/toy", "reads files"),
+        ("yank undone", "acme/toy 0.1.0", ""),
+        ("deprecated", "acme/toy", "old; use acme/new"),
+        ("status sent again", "acme/toy", ""),
+        ("deprecation undone", "acme/toy", ""),
+        ("advisory removed", "acme/toy", "reads files"),
+    ]
 
 
 def test_mistakes_are_named(hub):

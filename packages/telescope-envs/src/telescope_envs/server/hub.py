@@ -8,7 +8,7 @@ checks the caller's token, so a token that was revoked in the meantime publishes
 import io
 import json
 import zipfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -455,8 +455,21 @@ class HubStore:
 
     def audit(self) -> list[AuditEntry]:
         """Return the changes and their authors, oldest first."""
-        rows = self.database.rows("SELECT at, event, subject, token, reason FROM audit ORDER BY at")
-        return [AuditEntry(*row) for row in rows]
+        query = "SELECT at, event, subject, token, reason FROM audit WHERE event <> ? ORDER BY at"
+        entries = [AuditEntry(*row) for row in self.database.rows(query, "status changed")]
+        query = (
+            "SELECT environment, record, changed_at, token FROM statuses "
+            "ORDER BY environment, revision"
+        )
+        last: dict[str, Status] = {}
+        for environment, record, at, token in self.database.rows(query):
+            status = parse_status(record.encode(), f"a status of {environment}")
+            if environment in last:  # the first is made when the environment is published
+                said = [*_said(environment, last[environment], status)]
+                for event, subject, reason in said or [("status sent again", environment, "")]:
+                    entries.append(AuditEntry(at, event, subject, token, reason))
+            last[environment] = status
+        return sorted(entries, key=lambda entry: entry.at)
 
     def add_alias(self, name: str, environment_id: str) -> None:
         """Make the bare `name` an alias of `environment_id`, permanently."""
@@ -519,6 +532,27 @@ def publishers_text(publishers: list[dict[str, str]]) -> str:
         + "".join(f",{key}={one[key]}" for key in ("workflow", "issuer") if one.get(key))
         for one in publishers
     )
+
+
+def _said(environment: str, before: Status, now: Status) -> Iterator[tuple[str, str, str]]:
+    """Yield (event, subject, reason) of each difference between two statuses of an environment."""
+    for version, reason in now.yanked.items():
+        if before.yanked.get(version) != reason:
+            yield "yanked", f"{environment} {version}", reason
+    for version in sorted(before.yanked.keys() - now.yanked.keys()):
+        yield "yank undone", f"{environment} {version}", ""
+    if now.deprecated != before.deprecated and now.deprecated:
+        instead = now.deprecated.replacement
+        reason = f"{now.deprecated.reason}{f'; use {instead}' if instead else ''}"
+        yield "deprecated", environment, reason
+    elif now.deprecated != before.deprecated:
+        yield "deprecation undone", environment, ""
+    for text in now.advisories:
+        if text not in before.advisories:
+            yield "advisory added", environment, text
+    for text in before.advisories:
+        if text not in now.advisories:
+            yield "advisory removed", environment, text
 
 
 def _check_publishers(owner: str, publishers: list[dict[str, str]]) -> None:
