@@ -23,6 +23,7 @@ from telescope_envs.registry.static_view import (
     rendered_files,
     simple_files,
 )
+from telescope_envs.registry.stores.folder import LocalStore
 
 NASTY = "<script>alert('&\"')</script>"
 
@@ -111,7 +112,7 @@ def test_equal_registries_give_equal_views_in_place_of_older_ones(place, tmp_pat
     Registry.at(place).store.publish(toy_publication("0.11.0"))
     render(place, tmp_path / "one")
     assert b"0.11.0" in content(tmp_path / "one")["v1/index.json"]
-    assert content(tmp_path / "one") == dict(rendered_files(place))
+    assert content(tmp_path / "one") == dict(rendered_files(LocalStore(place)))
     render(tmp_path / "one", tmp_path / "of-a-view")
     assert content(tmp_path / "of-a-view") == content(tmp_path / "one")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []

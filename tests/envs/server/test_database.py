@@ -3,11 +3,18 @@
 import sqlite3
 import tomllib
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from tests.envs.projects import toy_publication
 
+from telescope_cli import main as cli
 from telescope_core.errors import ConfigError, RegistryError
+from telescope_envs.records.catalog import read_catalog
+from telescope_envs.records.files import sha256_of
+from telescope_envs.registry import Registry
+from telescope_envs.registry.resolving import resolve
+from telescope_envs.rules.check import check_registry
 from telescope_envs.server import database
 from telescope_envs.server.app import ServerOptions
 from telescope_envs.server.database import FILE, failures_named
@@ -165,6 +172,63 @@ def test_a_mistyped_folder_is_not_made(tmp_path):
     with pytest.raises(ConfigError, match="is not the data folder of a served registry"):
         HubStore(tmp_path / "typo", must_exist=True)
     assert not (tmp_path / "typo").exists()
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["hub", *map(str, arguments)])
+    return int(ended.value.code or 0)
+
+
+def test_the_folder_of_a_server_is_checked_and_rendered_while_it_is_open(store, tmp_path, capsys):
+    assert run("check", store.data) == 0
+    assert "all passed" in capsys.readouterr().out
+    assert run("render", store.data, tmp_path / "view") == 0
+    view = Registry.at(tmp_path / "view")
+    release = resolve(view, "toy")
+    assert (release.id, view.config.api) == ("acme/toy", "")
+    assert sha256_of(view.wheel_bytes(release)) == release.wheel.sha256
+    assert check_registry(tmp_path / "view").findings == []
+
+
+def test_what_is_listed_is_of_one_moment(store):
+    with opened_hub(store.data, is_read_only=True) as hub:
+        files = hub.listing()
+        store.publish(toy_publication("0.2.0"))
+        assert check_registry(store.data, files=files).findings == []
+        assert not any("0.2.0" in path for path in files.paths)
+
+
+def test_what_is_withheld_is_not_rendered(store, tmp_path):
+    store.suspend("acme", reason="a court", is_withheld=True)
+    assert run("render", store.data, tmp_path / "view") == 0
+    view = Registry.at(tmp_path / "view")
+    assert read_catalog((tmp_path / "view/v1/index.json").read_bytes(), "").rows == []
+    assert not (tmp_path / "view/artifacts").exists()
+    assert not list((tmp_path / "view/simple").glob("*/*"))
+    with pytest.raises(RegistryError, match="'acme' is suspended"):
+        resolve(view, "toy")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("ending", [".whl", ".metadata", ".sigstore.json"])
+def test_files_that_a_backup_lacks_are_named(store, capsys, caplog, ending, is_cut):
+    bundle = b"{}"
+    publication = toy_publication("0.2.0", attestation_sha256=sha256_of(bundle))
+    store.publish(replace(publication, attestation=bundle))
+    store.check()
+    assert caplog.messages == []
+    path = f"artifacts/{publication.release.wheel.filename}{'' if ending == '.whl' else ending}"
+    file = store.stored_artifact(path).path
+    if is_cut:
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+    assert store.lost_files() == [path]
+    store.check()
+    assert path in caplog.text
+    assert run("check", store.data) == 1
+    assert path in " ".join(capsys.readouterr().out.split())
 
 
 def test_only_its_owner_may_read_the_records(store):

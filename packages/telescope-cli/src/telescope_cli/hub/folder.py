@@ -15,8 +15,15 @@ from telescope_envs.records.schemas import create_registry, write_schemas
 from telescope_envs.registry.static_view import render
 from telescope_envs.rules.check import check_registry
 from telescope_envs.rules.tree import CHECKS, CheckReport, TreeFinding
+from telescope_envs.server.hub import is_served, opened_hub
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the registry.")]
+ReadFolderArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="Folder of the registry, or the --data of telescope hub serve."
+    ),
+]
 
 
 def init(
@@ -42,7 +49,7 @@ def init(
 
 
 def check(
-    folder: FolderArgument,
+    folder: ReadFolderArgument,
     against: Annotated[
         str,
         typer.Option(
@@ -57,7 +64,11 @@ def check(
 
     Example: telescope hub check registry --against origin/main
     """
-    report = check_registry(registry_folder(folder), against=against, progress=progress)
+    if is_served(folder):
+        with opened_hub(folder, is_read_only=True) as hub:
+            report = check_registry(folder, against=against, files=hub.listing(), progress=progress)
+    else:
+        report = check_registry(registry_folder(folder), against=against, progress=progress)
     rows = {**asdict(report), "checks": list(CHECKS)}
     typer.echo(json.dumps(rows) if as_json else _text(report))
     if report.findings:
@@ -96,7 +107,7 @@ def _finding(finding: TreeFinding) -> str:
 
 
 def render_registry(
-    folder: FolderArgument,
+    folder: ReadFolderArgument,
     output: Annotated[
         Path, typer.Argument(metavar="OUT", help="A new folder, or one that was rendered before.")
     ],
@@ -109,7 +120,11 @@ def render_registry(
 
     Example: telescope hub render registry public
     """
-    count = render(registry_folder(folder), output, progress=progress)
+    if is_served(folder):
+        with opened_hub(folder, is_read_only=True) as hub:
+            count = render(folder, output, store=hub, progress=progress)
+    else:
+        count = render(registry_folder(folder), output, progress=progress)
     about = {"output": str(output), "files": count}
     typer.echo(json.dumps(about) if as_json else f"{output}: {count} files")
 

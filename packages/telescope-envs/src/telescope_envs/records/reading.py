@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from telescope_core.base.errors import RegistryError
 from telescope_core.base.terminal import escaped
-from telescope_envs.records.files import sha256_of
+from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.model import (
     RecordProblem,
     RecordType,
@@ -115,6 +115,22 @@ def tree_files(root: Path) -> list[str]:
         # Neither links, nor what may never end when it is read, such as named pipes.
         found += [path for path in inside if stat.S_ISREG((root / path).lstat().st_mode)]
     return sorted(found)
+
+
+class Listing(NamedTuple):
+    """The files of a registry, wherever they are."""
+
+    paths: list[str]
+    """Sorted, relative to the registry."""
+    read: Callable[[str], bytes]
+    """Returns the bytes of one of `paths`; raises OSError if they cannot be read."""
+    lost: tuple[str, ...] = ()
+    """Paths of files that must exist, and do not or have another size."""
+
+
+def folder_listing(root: Path) -> Listing:
+    """Return the files of the registry in the folder `root`."""
+    return Listing(tree_files(root), lambda path: read_file(root / path, max_bytes=MAX_WHEEL_BYTES))
 
 
 _INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")

@@ -22,10 +22,9 @@ from packaging.version import Version
 
 from telescope_core.base.errors import ConfigError, RegistryError
 from telescope_envs.records.catalog import CATALOG_PATH, CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.files import read_file, write_file
-from telescope_envs.records.names import distribution_name
+from telescope_envs.records.files import write_file
+from telescope_envs.records.names import distribution_name, module_name
 from telescope_envs.records.reading import (
-    MAX_WHEEL_BYTES,
     REMOVED_PATH,
     ids_of,
     is_registry_path,
@@ -34,10 +33,11 @@ from telescope_envs.records.reading import (
     parse_removals,
     parse_status,
     read_releases,
-    tree_files,
 )
 from telescope_envs.records.release import Release, Status
 from telescope_envs.registry.registry import Registry
+from telescope_envs.registry.stores import ListedStore
+from telescope_envs.registry.stores.folder import LocalStore
 from telescope_envs.rules.admission import Read
 from telescope_envs.rules.wheel import read_release
 
@@ -195,19 +195,24 @@ def derived_files(read: Read, rows: Sequence[CatalogRow], environment_id: str) -
 
 
 def render(
-    source: Path, target: Path, *, progress: Callable[[str], None] = lambda step: None
+    source: Path,
+    target: Path,
+    *,
+    store: ListedStore | None = None,
+    progress: Callable[[str], None] = lambda step: None,
 ) -> int:
     """Write the static view of the registry at `source` to `target`; returns the number of files.
 
-    `target` must be new, empty, or an older view. Raises RegistryError if a record or wheel of the
-    registry is invalid; `target` is then unchanged.
+    `store` reads it; None for a folder of its files. What is withheld is left out. `target` must be
+    new, empty, or an older view. Raises RegistryError if a record or wheel of the registry is
+    invalid; `target` is then unchanged.
     """
     _check_target(source, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         count = 0
-        for path, data in rendered_files(source, progress=progress):
+        for path, data in rendered_files(store or LocalStore(source), progress=progress):
             write_file(aside / path, data)
             count += 1
         aside.chmod(0o755)
@@ -223,18 +228,21 @@ def render(
 
 
 def rendered_files(
-    source: Path, *, progress: Callable[[str], None] = lambda step: None
+    store: ListedStore, *, progress: Callable[[str], None] = lambda step: None
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the path and bytes of every file of the view, beginning with the registry's files."""
-    registry = Registry.at(source)
-    for path in tree_files(source):
-        if path.partition("/")[0] not in _GENERATED and not path.endswith(metadata_path("")):
-            yield path, read_file(source / path, max_bytes=MAX_WHEEL_BYTES)
-    rows = registry.catalog()
+    registry, files = Registry(store), store.listing()
+    ids, withheld = ids_of(files.paths), _withheld(registry, ids_of(files.paths))
+    hidden = tuple(f"{module_name(*one.split('/', 1))}-" for one in withheld)
+    for path in files.paths:
+        is_made_here = path.partition("/")[0] in _GENERATED or path.endswith(metadata_path(""))
+        if not is_made_here and not path.rpartition("/")[2].startswith(hidden):
+            yield path, files.read(path)
+    rows = [row for row in registry.catalog() if row.id not in withheld]
     yield CATALOG_PATH, write_catalog(rows)
     rendered: list[str] = []
     removals = parse_removals(registry.store.read(REMOVED_PATH))
-    for environment_id in ids_of(tree_files(source)):
+    for environment_id in sorted({*ids} - withheld):
         progress(f"rendering {environment_id}")
         releases, unreadable = registry.read_releases(environment_id)
         if unreadable:
@@ -251,6 +259,12 @@ def rendered_files(
         status = registry.status(environment_id)
         yield from pages_of(environment_id, releases, status, has_metadata=True).items()
     yield from front_pages(rendered).items()
+
+
+def _withheld(registry: Registry, ids: Sequence[str]) -> set[str]:
+    """Return those environments whose suspended owners' releases nobody may install."""
+    owners = {one: registry.namespace(one.partition("/")[0]) for one in ids}
+    return {one for one, owner in owners.items() if owner is not None and owner.is_withheld}
 
 
 def _check_target(source: Path, target: Path) -> None:

@@ -11,12 +11,13 @@ from telescope_core.base.errors import RegistryError
 from telescope_envs.records.files import sha256_of
 from telescope_envs.records.reading import (
     REMOVED_PATH,
+    Listing,
     attestation_path,
     check_bytes,
     is_registry_path,
     is_web_address,
 )
-from telescope_envs.rules.history import check_history, require_commit
+from telescope_envs.rules.history import HistoryReport, check_history, require_commit
 from telescope_envs.rules.tree import CheckReport, IndexLine, Tree, check_names, read_tree
 from telescope_envs.rules.wheel import check_release, read_wheel
 
@@ -76,7 +77,9 @@ def _check_content(tree: Tree, line: IndexLine, path: str) -> None:
     except RegistryError as error:
         tree.add("wheel", line.where, str(error), "publish a new version, and yank this one")
     bundle = attestation_path(path)
-    if release.attestation_sha256 and bundle in tree.paths:
+    if release.attestation_sha256 and bundle not in tree.paths:
+        tree.add("artifact", line.where, f"{bundle} does not exist", _RESTORE)
+    elif release.attestation_sha256:
         digest = sha256_of(tree.bytes_of(bundle))
         if digest != release.attestation_sha256:
             what = (
@@ -90,23 +93,32 @@ def check_registry(
     root: Path,
     *,
     against: str = "",
+    files: Listing | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> CheckReport:
     """Return all errors in the registry at `root`, without running code of a wheel.
 
     Besides the history of the current branch, `against` can name a git commit or branch: its index
-    files must be a prefix of the index files here.
+    files must be a prefix of the index files here. `files` are those of a server's registry, which
+    has no history.
     """
     # Before wheels are read, which takes long.
     require_commit(root, against)
-    tree = read_tree(root, now=datetime.now(UTC))
+    tree = read_tree(root, now=datetime.now(UTC), files=files)
     check_names(tree)
     for environment_id, lines in tree.releases.items():
         progress(f"checking {environment_id}")
         for line in lines:
             _check_wheel(tree, line)
-    progress("reading the git history")
-    history = check_history(root, against=against, removals=tree.removals)
+    if files is None:
+        progress("reading the git history")
+        history = check_history(root, against=against, removals=tree.removals)
+    else:
+        kept = "history: kept by the database, which refuses to change or remove what it holds"
+        history = HistoryReport(notes=[kept])
+        for path in files.lost:
+            if not any(path in one.what for one in tree.findings):
+                tree.add("artifact", path, "does not exist, or has another size", _RESTORE)
     return CheckReport(
         registry=str(root),
         num_environments=len(tree.releases),

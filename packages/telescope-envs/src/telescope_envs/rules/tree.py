@@ -11,11 +11,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from telescope_core.base.errors import RegistryError
-from telescope_envs.records.files import read_file
 from telescope_envs.records.names import distribution_name
 from telescope_envs.records.reading import (
-    MAX_WHEEL_BYTES,
     REMOVED_PATH,
+    Listing,
+    folder_listing,
     parse_aliases,
     parse_namespace,
     parse_record,
@@ -23,7 +23,6 @@ from telescope_envs.records.reading import (
     parse_status,
     read_releases,
     repeated_versions,
-    tree_files,
 )
 from telescope_envs.records.release import RegistryConfig, Release, Removals
 from telescope_envs.records.schemas import schema_files
@@ -112,6 +111,7 @@ class Tree:
 
     root: Path
     paths: list[str]
+    read: Callable[[str], bytes]
     config: RegistryConfig | None = None
     aliases: dict[str, str] = field(default_factory=dict[str, str])
     removals: Removals = field(default_factory=Removals)
@@ -126,7 +126,7 @@ class Tree:
         if path not in self.paths:
             return b""
         try:
-            return read_file(self.root / path, max_bytes=MAX_WHEEL_BYTES)
+            return self.read(path)
         except OSError as error:
             if not any(one.where == path for one in self.findings):
                 self.add("layout", path, f"cannot be read: {error.strerror}", _RESTORE)
@@ -146,9 +146,10 @@ class Tree:
             return None
 
 
-def read_tree(root: Path, *, now: datetime) -> Tree:
-    """Read every file of the registry at `root` and validate it with its model."""
-    tree = Tree(root=root, paths=tree_files(root))
+def read_tree(root: Path, *, now: datetime, files: Listing | None = None) -> Tree:
+    """Read every file of the registry at `root`, or of `files`, and validate it with its model."""
+    files = files or folder_listing(root)
+    tree = Tree(root=root, paths=files.paths, read=files.read)
     for path in tree.paths:
         if not _LAYOUT.fullmatch(path):
             tree.add("layout", path, "is not a registry file", "move it elsewhere")

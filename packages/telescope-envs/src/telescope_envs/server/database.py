@@ -90,6 +90,10 @@ class Database:
                 self._writer.close()
                 raise
 
+    def hold(self) -> None:
+        """Let everything that is read from now on be of one moment; nothing can be written then."""
+        self._reader.execute("BEGIN")
+
     def check(self) -> None:
         """Raise RegistryError if the file is damaged; all of it is read."""
         with failures_named(self.path):

@@ -7,6 +7,7 @@ checks the caller's token, so a token that was revoked in the meantime publishes
 
 import io
 import json
+import logging
 import zipfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -23,10 +24,12 @@ from packaging.version import Version
 from telescope_core.base.errors import ConfigError, RegistryError, unknown_name
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.catalog import CatalogRow, catalog_row, write_catalog
-from telescope_envs.records.files import sha256_of, write_atomically
+from telescope_envs.records.files import read_file, sha256_of, write_atomically
 from telescope_envs.records.model import RecordProblem, converted
 from telescope_envs.records.names import check_name, check_owner, near_names
 from telescope_envs.records.reading import (
+    MAX_WHEEL_BYTES,
+    Listing,
     Publication,
     attestation_path,
     log_unreadable,
@@ -48,6 +51,7 @@ from telescope_envs.rules.admission import (
 from telescope_envs.server.database import FILE, ArtifactFiles, Database, failures_named
 from telescope_envs.server.refusals import Refusal
 
+log = logging.getLogger(__name__)
 _schema_files = cache(schema_files)
 
 
@@ -251,7 +255,7 @@ class HubStore:
     """
 
     def __init__(self, data: Path, *, must_exist: bool = False, is_read_only: bool = False) -> None:
-        if (must_exist or is_read_only) and not (data / FILE).is_file():
+        if (must_exist or is_read_only) and not is_served(data):
             raise ConfigError(
                 f"{str(data)!r} is not the data folder of a served registry; give the --data of "
                 "telescope hub serve"
@@ -279,9 +283,52 @@ class HubStore:
         return self.database.value("SELECT value FROM settings WHERE name = 'name'") or "hub"
 
     def check(self) -> None:
-        """Raise an error if nothing of it should be served: a damaged database, a bad name."""
+        """Raise an error if nothing of it should be served: a damaged database, a bad name.
+
+        Logs which files are missing, for instance because a backup had not all of them.
+        """
         self.database.check()
         config_named(self.name)
+        if lost := self.lost_files():
+            shown = f"{', '.join(lost[:5])}{', ...' if len(lost) > 5 else ''}"
+            log.error(
+                "%s lacks %d files of its releases, or has them with another size: %s; nobody can "
+                "install these. Copy them from a backup; telescope hub check %s lists them all",
+                *(self.files.root, len(lost), shown, self.data),
+            )
+
+    def lost_files(self) -> list[str]:
+        """Return the paths of the artifacts whose file is missing, or of another size."""
+        rows = self.database.rows("SELECT path, sha256, size FROM artifacts ORDER BY path")
+        found = [(path, self.files.path(sha256), int(size)) for path, sha256, size in rows]
+        return [
+            path for path, file, size in found if not file.is_file() or file.stat().st_size != size
+        ]
+
+    def listing(self) -> Listing:
+        """Return its files of this moment, as a registry that is only files has them.
+
+        Those that are lost are left out. The store must be read-only.
+        """
+        self.database.hold()
+        environments = self.releases.states()
+        paths = ["config.json", "aliases.toml", RESERVED]
+        paths += [f"schema/{name}" for name in _schema_files()]
+        paths += [f"namespaces/{owner}.toml" for owner, _ in self.namespaces()]
+        for folder, kind in (("index", "jsonl"), ("status", "json")):
+            paths += [f"{folder}/{one}.{kind}" for one in environments]
+        rows = self.database.rows("SELECT path, sha256 FROM artifacts")
+        artifacts = {path: self.files.path(sha256) for path, sha256 in rows}
+        here = [path for path, file in artifacts.items() if file.is_file()]
+        # Without the address of an interface, which no host of files has.
+        config = RegistryConfig(name=self.name).as_json(indent=2) + b"\n"
+
+        def read(path: str) -> bytes:
+            if path in artifacts:
+                return read_file(artifacts[path], max_bytes=MAX_WHEEL_BYTES)
+            return config if path == "config.json" else self.read(path) or b""
+
+        return Listing(sorted([*paths, *here]), read, tuple(self.lost_files()))
 
     def rename(self, name: str) -> None:
         """Set the name of the registry; raises ConfigError for one that clients refuse."""
@@ -511,6 +558,11 @@ class HubStore:
                 lines.append(f"\n[[publishers]]\n{texts}")
             return "".join(lines).encode()
         return None
+
+
+def is_served(folder: Path) -> bool:
+    """Return whether `folder` is the data folder of a server."""
+    return (folder / FILE).is_file()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from telescope_envs.records.catalog import CatalogRow
-from telescope_envs.records.reading import Publication
+from telescope_envs.records.reading import Listing, Publication
 from telescope_envs.records.release import Status
 from telescope_envs.registry.config import Address
 from telescope_envs.registry.credentials import Token
@@ -51,6 +51,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections; calling it twice is fine."""
+        ...
+
+
+class ListedStore(Store, Protocol):
+    """A store on this machine, all of whose files can be read."""
+
+    def listing(self) -> Listing:
+        """Return its files, as a registry that is only files has them."""
         ...
 
 

@@ -21,8 +21,10 @@ from telescope_envs.records.files import (
     replace_file,
 )
 from telescope_envs.records.reading import (
+    Listing,
     Publication,
     artifact_files,
+    folder_listing,
     is_registry_path,
     is_web_address,
     log_unreadable,
@@ -62,6 +64,10 @@ class LocalStore:
         if self._download is not None and is_web_address(url):
             return self._download(url, max_bytes, sha256)
         return self._read(url, max_bytes=max_bytes)
+
+    def listing(self) -> Listing:
+        """Return the files below the root."""
+        return folder_listing(self.root)
 
     def catalog(self) -> list[CatalogRow]:
         """Return one row per environment, sorted by id; names the records that are skipped."""
