@@ -229,6 +229,9 @@ def test_files_that_a_backup_lacks_are_named(store, capsys, caplog, ending, is_c
     assert path in caplog.text
     assert run("check", store.data) == 1
     assert path in " ".join(capsys.readouterr().out.split())
+    if ending == ".whl":
+        assert run("render", store.data, store.data.with_name("view")) == 2
+        assert path.partition("/")[2] in " ".join(capsys.readouterr().err.split())
 
 
 def test_only_its_owner_may_read_the_records(store):

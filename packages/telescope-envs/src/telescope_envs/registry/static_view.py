@@ -232,7 +232,9 @@ def rendered_files(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the path and bytes of every file of the view, beginning with the registry's files."""
     registry, files = Registry(store), store.listing()
-    ids, withheld = ids_of(files.paths), _withheld(registry, ids_of(files.paths))
+    ids = ids_of(files.paths)
+    owners = {one: registry.namespace(one.partition("/")[0]) for one in ids}
+    withheld = {one for one, owner in owners.items() if owner is not None and owner.is_withheld}
     hidden = tuple(f"{module_name(*one.split('/', 1))}-" for one in withheld)
     for path in files.paths:
         is_made_here = path.partition("/")[0] in _GENERATED or path.endswith(metadata_path(""))
@@ -242,7 +244,7 @@ def rendered_files(
     yield CATALOG_PATH, write_catalog(rows)
     rendered: list[str] = []
     removals = parse_removals(registry.store.read(REMOVED_PATH))
-    for environment_id in sorted({*ids} - withheld):
+    for environment_id in (one for one in ids if one not in withheld):
         progress(f"rendering {environment_id}")
         releases, unreadable = registry.read_releases(environment_id)
         if unreadable:
@@ -259,12 +261,6 @@ def rendered_files(
         status = registry.status(environment_id)
         yield from pages_of(environment_id, releases, status, has_metadata=True).items()
     yield from front_pages(rendered).items()
-
-
-def _withheld(registry: Registry, ids: Sequence[str]) -> set[str]:
-    """Return those environments whose suspended owners' releases nobody may install."""
-    owners = {one: registry.namespace(one.partition("/")[0]) for one in ids}
-    return {one for one, owner in owners.items() if owner is not None and owner.is_withheld}
 
 
 def _check_target(source: Path, target: Path) -> None:

@@ -292,8 +292,8 @@ class HubStore:
         if lost := self.lost_files():
             shown = f"{', '.join(lost[:5])}{', ...' if len(lost) > 5 else ''}"
             log.error(
-                "%s lacks %d files of its releases, or has them with another size: %s; nobody can "
-                "install these. Copy them from a backup; telescope hub check %s lists them all",
+                "%s: files of releases are missing or of another size (%d): %s; nobody can install "
+                "these. Copy them from a backup; telescope hub check %s lists them all",
                 *(self.files.root, len(lost), shown, self.data),
             )
 
@@ -362,7 +362,7 @@ class HubStore:
     def artifact(self, url: str, *, max_bytes: int, sha256: str = "") -> bytes | None:
         """Return the artifact at the relative `url`; None when there is none."""
         found = self.stored_artifact(url)
-        if found is None:
+        if found is None or not found.path.is_file():
             return None
         if found.size > max_bytes:
             raise RegistryError(f"{url}: longer than {max_bytes} bytes, the limit for a wheel")

@@ -62,19 +62,16 @@ class Limit:
 
     def take(self, caller: str) -> None:
         """Count one action of `caller`; raises Refusal (429) when it has none left."""
-        left = self._refilled(caller)
+        now = time.monotonic()
+        left, at = self._left.get(caller, (float(self.count), now))
+        left = min(self.count, left + (now - at) * self.count / self.period_s)
         if self.count and left < 1:
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"more than {self.count} {self.what} in {self.period_s:g} s",
                 "wait a minute and try again",
             )
-        self._left[caller] = (left - 1, time.monotonic())
+        self._left[caller] = (left - 1, now)
         self._left.move_to_end(caller)
         if len(self._left) > _MAX_CALLERS:
             self._left.popitem(last=False)
-
-    def _refilled(self, caller: str) -> float:
-        left, at = self._left.get(caller, (float(self.count), time.monotonic()))
-        now = time.monotonic()
-        return min(self.count, left + (now - at) * self.count / self.period_s)
