@@ -48,27 +48,52 @@ def shown_path(path: str) -> str:
     return os.path.relpath(path) if inside else path
 
 
-def raised_at(error: BaseException) -> str:
-    """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code."""
-    frame = own_frame(error)
+def raised_at(error: BaseException, module: str = "") -> str:
+    """Return ` (file:line)` of the author's code that raised `error`, or of the innermost code.
+
+    `module` is the author's, as for `own_frame`.
+    """
+    frame = own_frame(error, module)
     return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
 
 
-def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+def own_frame(error: BaseException, module: str = "") -> traceback.FrameSummary | None:
     """Return the innermost place in an author's code that raised `error`.
 
     If the error's own traceback has no such place, that of its cause is used, for example of a
     StopIteration behind a generator's RuntimeError. If there is none either, code of installed
-    packages is used, which may be the author's too, or else any code.
+    packages is used, which may be the author's too, or else any code. Where the author's `module`
+    is known, its files come first: it may be installed beside the framework that calls it.
     """
     chain = _with_causes(error)
+    tracebacks = [traceback.extract_tb(raised.__traceback__) for raised in chain]
+    if place := place_of(module):
+        for frames in tracebacks:
+            own = [frame for frame in frames if frame.filename.startswith(place)]
+            if own:
+                return own[-1]
     for others in ((*libraries(), *_INSTALLED, "<"), (*libraries(), "<"), ()):
-        for raised in chain:
-            frames = traceback.extract_tb(raised.__traceback__)
+        for frames in tracebacks:
             own = [frame for frame in frames if not frame.filename.startswith(others)]
             if own:
                 return own[-1]
     return None
+
+
+def place_of(module: str) -> str:
+    """Return the file of a module, or the folder of a package; empty if it is unknown.
+
+    A module whose import failed is no longer in `sys.modules`, but can still be found.
+    """
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if loaded is None and module.isidentifier():
+        spec = find_spec(module)
+        file = spec.origin if spec is not None and spec.has_location else None
+    if not file:
+        return ""
+    folder, name = os.path.split(file)
+    return folder + os.sep if name.startswith("__init__.") else file
 
 
 def _with_causes(error: BaseException) -> list[BaseException]:

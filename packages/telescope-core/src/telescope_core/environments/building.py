@@ -472,8 +472,11 @@ def built(cls: type, config: object) -> Any:
 
 
 @contextmanager
-def told_of(where: str) -> Generator[None, None, None]:
-    """Raise any error of an author's code in the block as an EnvironmentLoadError of `where`."""
+def told_of(where: str, module: str = "") -> Generator[None, None, None]:
+    """Raise any error of an author's code in the block as an EnvironmentLoadError of `where`.
+
+    `module` is the author's, where a framework stands between.
+    """
     try:
         with contained():
             yield
@@ -482,13 +485,13 @@ def told_of(where: str) -> Generator[None, None, None]:
     except TelescopeError:
         raise
     except Exception as error:
-        raise raised_by(where, error) from error
+        raise raised_by(where, error, module) from error
 
 
-def raised_by(what: str, error: Exception) -> EnvironmentLoadError:
+def raised_by(what: str, error: Exception, module: str = "") -> EnvironmentLoadError:
     """Return an error that says what an author's code, such as a constructor, raised and where."""
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-    return EnvironmentLoadError(f"{what} raised {text}{raised_at(error)}{_advice(error)}")
+    return EnvironmentLoadError(f"{what} raised {text}{raised_at(error, module)}{_advice(error)}")
 
 
 def _advice(error: Exception) -> str:
