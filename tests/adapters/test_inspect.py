@@ -171,6 +171,10 @@ REFUSED = (
     (("graded", {"options": {"model": "openai-api/grader/m"}}), "GRADER_API_KEY"),
     (("graded", {"judge": "openai-api/grader/m"}), "linked with --secret NAME"),
     (("words", {}), "gave 'good', which is no number"),
+    (
+        ("graded", {"options": {"rol": ""}}),
+        "unexpected keyword argument 'rol'; did you mean 'role'",
+    ),
     (("below", {"reward_min": -1}), None),
 )
 """Tasks and settings, and what is said before anything is asked; None = it can be played."""

@@ -19,7 +19,7 @@ from telescope_adapters.harbor import HarborEnvironment
 from telescope_adapters.nemo_gym import NemoGymEnvironment
 from telescope_adapters.openenv import OpenEnvEnvironment
 from telescope_adapters.ors import OrsEnvironment
-from telescope_adapters.settings import as_metrics
+from telescope_adapters.settings import as_metrics, require_options, told_of_options
 from telescope_core.base.code_places import is_authors, own_frame
 from telescope_core.environments.building import check_names
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
@@ -355,3 +355,33 @@ def test_adapters_are_not_judged_as_code_of_authors():
     with pytest.raises(AttributeError) as caught:
         as_metrics(None, of="it")
     assert own_frame(caught.value).filename == __file__
+
+
+def needs_level(level, name="a"):
+    return level, name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "'level'; it takes level, name; set it in env.options"),
+        ({"level": 1, "nam": 2}, "'nam'; did you mean 'name'?"),
+        ({"level": 1, "other": 2}, "'other'; it takes level, name; correct env.options"),
+    ],
+)
+def test_arguments_that_are_missing_or_unknown_are_named(options, said):
+    with pytest.raises(ConfigError, match="rivers: ") as caught:
+        require_options(needs_level, options, of="rivers")
+    assert said in str(caught.value)
+    with (
+        pytest.raises(ConfigError, match="rivers cannot be made") as caught,
+        told_of_options("rivers"),
+    ):
+        needs_level(**options)
+    assert "env.options" in str(caught.value)
+
+
+def test_other_errors_of_types_are_left_as_they_are():
+    require_options(needs_level, {"level": 1}, of="rivers")
+    with pytest.raises(TypeError, match="unsupported operand"), told_of_options("rivers"):
+        _ = 1 + "a"

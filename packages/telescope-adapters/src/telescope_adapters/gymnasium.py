@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from telescope_adapters.frameworks import GYMNASIUM, imported
 from telescope_adapters.games import GameConfig, GameEnvironment, GameStep
-from telescope_adapters.settings import as_number
+from telescope_adapters.settings import as_number, told_of_options
 from telescope_core.base.errors import EnvironmentLoadError, UnplayableError, unknown_name
 
 _COLORED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
@@ -79,7 +79,8 @@ class GymEnvironment(GameEnvironment):
         is_drawn = self._is_drawn and self.config.observation != "value"
         mode = {"render_mode": "ansi"} if is_drawn else {}
         # A copy, because an environment may change what it is made with.
-        return self.gymnasium.make(self.config.id, **mode, **deepcopy(self.config.options))
+        with told_of_options(self.config.id):
+            return self.gymnasium.make(self.config.id, **mode, **deepcopy(self.config.options))
 
     def _require_text(self, trial: Any) -> None:
         spaces = self.gymnasium.spaces

@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.inspect_models import InspectModels, as_message, inner, told
 from telescope_adapters.inspect_scores import InspectScores
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment
+from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, require_options
+from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
@@ -26,6 +27,7 @@ from telescope_core.base.errors import (
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, cleanup, reward
+from telescope_core.environments.building import raised_by
 from telescope_core.examples import ListSource, split_of
 
 _PLAYED = {
@@ -219,15 +221,29 @@ class InspectEnvironment(AdaptedEnvironment):
         try:
             found = self._load.load_tasks([name], dict(self.config.options))
         except (errors.PrerequisiteError, LookupError, ValueError) as error:
-            raise self._not_loaded(name, told(error)) from error
+            raise self._not_loaded(name, error) from error
+        except Exception as error:
+            self._require_arguments(name.rpartition("@")[2])
+            raise raised_by(f"the task {name}", error, _package_of(name)) from error
         if not found:
-            raise self._not_loaded(name, "no task is there")
+            raise self._not_loaded(name)
         if len(found) > 1:
             names = [task.name for task in found]
             raise unknown_name("task", name, names, "(name one of them: file.py@task)")
+        # It leaves out an argument that the task does not take, and goes on.
+        self._require_arguments(found[0].name)
         return found[0]
 
-    def _not_loaded(self, name: str, why: str) -> Exception:
+    def _require_arguments(self, task: str) -> None:
+        """Raise ConfigError for options that are no arguments of the task, and for missing ones."""
+        registry: Any = imported(INSPECT, "inspect_ai._util.registry")
+        function = registry.registry_lookup("task", task)
+        if function is not None:
+            require_options(function, self.config.options, of=f"the task {self.config.id}")
+
+    def _not_loaded(self, name: str, error: Exception | None = None) -> Exception:
+        """Return why there is no task: `error`, or that nothing was found."""
+        why = "no task is there" if error is None else told(error)
         registry: Any = imported(INSPECT, "inspect_ai._util.registry")
 
         def is_task(info: Any) -> bool:
@@ -235,7 +251,9 @@ class InspectEnvironment(AdaptedEnvironment):
 
         known = {registry.registry_info(task).name for task in registry.registry_find(is_task)}
         if name.rpartition("@")[2] in known:
-            return EnvironmentLoadError(f"{name} cannot be made: {why}")
+            self._require_arguments(name.rpartition("@")[2])
+            place = "" if error is None else raised_at(error, _package_of(name))
+            return EnvironmentLoadError(f"{name} cannot be made: {why}{place}")
         package, _, task = name.partition("/")
         files = _files_with(package, task) if task else []
         if files:
@@ -277,6 +295,11 @@ class InspectEnvironment(AdaptedEnvironment):
         if len({str(sample.id) for sample in samples}) < len(samples):
             raise ConfigError(f"{self.config.id} has samples with the same id")
         return samples
+
+
+def _package_of(name: str) -> str:
+    """Return the package that the name of a task begins with; empty for a file."""
+    return "" if "@" in name else name.partition("/")[0]
 
 
 def _files_with(package: str, task: str) -> list[str]:

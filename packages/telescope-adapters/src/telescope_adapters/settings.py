@@ -4,13 +4,16 @@ Other frameworks declare no range of rewards, so the range is a setting here, an
 first reward outside it ends the eval or the run, and the error says which setting to change.
 """
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from telescope_core.base.errors import ConfigError, RewardError, UnplayableError
+from telescope_core.base.errors import ConfigError, RewardError, UnplayableError, nearest
 from telescope_core.base.types import Example, JsonValue, Message
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, reward
 from telescope_core.environments.outcomes import finite
@@ -99,6 +102,53 @@ class SteppedEnvironment(AdaptedEnvironment):
     def total(self, episode: Episode[Earned]) -> float:
         """The sum of the rewards of all steps; 0 if the policy ended before there was one."""
         return episode.state.total or 0.0
+
+
+def set_option(name: str) -> str:
+    """Return how to set the argument `name` with which the framework makes the environment."""
+    shown = f'{{"{name}": VALUE}}'
+    return (
+        f"set it in env.options (--env.options '{shown}'; with `telescope env link`, --settings "
+        f"'{{\"options\": {shown}}}')"
+    )
+
+
+def require_options(made_by: Callable[..., Any], options: Mapping[str, Any], *, of: str) -> None:
+    """Raise ConfigError unless `made_by`, which `of` names, can be called with `options`."""
+    signature = inspect.signature(made_by)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        takes = [one for one in signature.parameters.values() if one.kind in by_name]
+        names = [one.name for one in takes]
+        missing = [
+            one.name for one in takes if one.default is one.empty and one.name not in options
+        ]
+        unknown = [name for name in options if name not in names]
+        close = [near for name in unknown for near in nearest(name, names)[:1]]
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        advice = set_option((missing or close)[0]) if missing or close else "correct env.options"
+        raise ConfigError(
+            f"{of}: {error}; {meant}it takes {', '.join(names) or 'no arguments'}; {advice}"
+        ) from error
+
+
+@contextmanager
+def told_of_options(of: str) -> Generator[None]:
+    """Raise ConfigError where a call in the block lacks an argument, or is given a wrong one.
+
+    The block makes `of`, whose class takes the options as arguments.
+    """
+    try:
+        yield
+    except TypeError as error:
+        found = re.search(r"(missing|unexpected) .*argument[^']*'(\w+)'", str(error))
+        if found is None:
+            raise
+        kind, name = found.groups()
+        advice = set_option(name) if kind == "missing" else "correct env.options"
+        raise ConfigError(f"{of} cannot be made: {error}; {advice}") from error
 
 
 def as_number(value: object, *, of: str) -> float:

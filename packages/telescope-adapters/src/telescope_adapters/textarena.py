@@ -21,7 +21,7 @@ from telescope_adapters.games import (
     SeveralPlayers,
     seeds,
 )
-from telescope_adapters.settings import as_metrics, as_number
+from telescope_adapters.settings import as_metrics, as_number, told_of_options
 from telescope_core.base.errors import EnvironmentLoadError, RewardError, unknown_name
 from telescope_core.base.types import Split
 from telescope_core.examples import GeneratedSource
@@ -119,7 +119,8 @@ class Arena:
 
     def _make(self) -> tuple[Any, list[_Format]]:
         """Return the game itself, and what its wrappers make of an action, outermost first."""
-        game = self._arena.make(self._config.id, **deepcopy(self._config.options))
+        with told_of_options(self._config.id):
+            game = self._arena.make(self._config.id, **deepcopy(self._config.options))
         formats: list[_Format] = []
         while isinstance(game, self._core.Wrapper):
             if isinstance(game, self._core.ActionWrapper):
