@@ -44,7 +44,7 @@ async def main():
         for task in tasks[: len(ANSWERS)]:
             episode = await env.run_episode(task, context)
             [trace] = episode.traces
-            rows.append([trace.reward, trace.metrics["length"]])
+            rows.append([trace.reward, trace.metrics["length"], trace.rewards["exact"].score])
     await runner.cleanup()
     return rows
 
@@ -86,10 +86,12 @@ async def test_a_taskset_keeps_the_contract_with_the_rewards_of_verifiers(python
             ours.append(await played(client, [said], index=index, split=split))
         split, index = places["39+1="]
         failed = await played(client, ["40"], index=index, split=split)
-    assert [[one.reward, one.metrics["length"]] for one in ours] == theirs
-    assert {reward for reward, _ in theirs} == {0.0, 0.25, 1.0}
+    shown = [[one.reward, one.metrics["length"], one.metrics["exact"]] for one in ours]
+    assert shown == theirs
+    assert {row[0] for row in theirs} == {0.0, 0.25, 1.0}
     assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
-    assert "the grader broke" in failed.error
+    assert "the grader broke (" in failed.error
+    assert "sums_tasks/__init__.py:16)" in failed.error
 
 
 REFUSED = """
@@ -110,7 +112,8 @@ def test_what_cannot_be_played_is_refused_by_name(python):
         "ConfigError: sums_tasks has endless tasks; set env.max_tasks": {
             "options": {"has_end": False}
         },
-        "no_such_option": {"options": {"no_such_option": 1}},
+        "ConfigError: sums_tasks: option 'no_such_option': ": {"options": {"no_such_option": 1}},
+        "option 'size': expected a valid integer, got 'x'": {"options": {"size": "x"}},
         "EnvironmentLoadError: sums_tasks: harness 'bsh' not found": {"harness": "bsh"},
         "EnvironmentLoadError: sum_tasks: taskset 'sum_tasks' not found": {"id": "sum_tasks"},
     }

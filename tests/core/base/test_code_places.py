@@ -1,11 +1,12 @@
 """The place in an author's code that an error names."""
 
 import sys
+import traceback
 from importlib import import_module
 
 import pytest
 
-from telescope_core.base.code_places import own_frame
+from telescope_core.base.code_places import own_frame, told_at
 
 
 @pytest.fixture
@@ -36,6 +37,9 @@ def test_files_of_the_authors_module_come_before_those_of_its_framework(modules,
         framework.make(author.load)
     frame = own_frame(caught.value, module)
     assert (frame.filename.rpartition("/")[2], frame.lineno) == place
+    text = "".join(traceback.format_exception(caught.value))
+    told = told_at(text, module)
+    assert told.endswith(f"{place[0]}:{place[1]})") if module == "some_author" else not told
 
 
 def test_a_module_that_could_not_be_imported_has_its_place_too(modules):

@@ -7,21 +7,31 @@ request on to a `PolicyShim`. Their task scores; what raises fails the rollout h
 import asyncio
 import itertools
 import sys
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from aiohttp import web
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, imported, missing_import
 from telescope_adapters.requests import Requests
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, as_metrics, as_number
+from telescope_adapters.settings import (
+    AdaptedConfig,
+    AdaptedEnvironment,
+    as_metrics,
+    as_number,
+    set_option,
+)
 from telescope_adapters.verifiers import as_messages, own_reward, without_signal_handlers
+from telescope_core.base.code_places import raised_at, told_at
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, TelescopeError
+from telescope_core.base.setting_problems import SettingProblem, problems_of
 from telescope_core.base.types import Example, Split, StopReason
 from telescope_core.environments import Episode, reward
+from telescope_core.environments.building import told_of
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.listener import ChatServer, answer_chat, read_chat
 from telescope_core.gateway.refusal import Refusal
@@ -30,6 +40,8 @@ from telescope_core.gateway.request import read_request
 _CHAT = "chat"
 _MODEL = "policy"
 """Name of the model in requests and answers."""
+_TAKEN = ("theirs", "reward", "mean")
+"""Names that results and curves use for the reward here and for the total."""
 _CHAT_MODULE = "telescope_chat_harness"
 
 
@@ -106,8 +118,10 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
 
     def __init__(self, config: TasksConfig | None = None) -> None:
         super().__init__(config)
+        name = self.config.id.rpartition("/")[2].partition("@")[0]
+        self._module = name.replace("-", "_").lower()
         self._theirs = imported(VERIFIERS_TASKS, "verifiers.v1")
-        with without_signal_handlers():
+        with without_signal_handlers(), told_of(f"the taskset {self.config.id}", self._module):
             try:
                 self.env = self._loaded()
             except (ImportError, AttributeError, TypeError) as error:
@@ -120,7 +134,8 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             raise ConfigError(
                 f"{self.config.id} has endless tasks; set env.max_tasks to how many are used"
             )
-        self.tasks: list[Any] = list(itertools.islice(iter(taskset), limit))
+        with told_of(f"the tasks of {self.config.id}", self._module):
+            self.tasks: list[Any] = list(itertools.islice(iter(taskset), limit))
         self._has_tools = any(one.toolsets(one.config) for one in (*self.tasks[:1], taskset))
         if self._has_tools and self.config.harness == _CHAT:
             raise EnvironmentLoadError(
@@ -192,7 +207,10 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
         """Record the result of a verifiers episode, and return its stop reason."""
         errors = [*ended.errors, *(error for trace in ended.traces for error in trace.errors)]
         if not ended.ok or errors:
-            said = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            said = "; ".join(
+                f"{error.type}: {error.message}{told_at(error.traceback, self._module)}"
+                for error in errors
+            )
             raise RuntimeError(f"verifiers failed the rollout: {said or 'it is not ok'}")
         trained = [trace for trace in ended.traces if trace.agent.trainable]
         if len(trained) != 1:
@@ -202,7 +220,7 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             )
         [trace] = trained
         episode.messages[:] = as_messages(trace.messages)
-        episode.metrics.update(as_metrics(trace.metrics, of=self.config.id))
+        episode.metrics.update(_shown_scores(trace, of=self.config.id))
         episode.state["reward"] = as_number(trace.reward, of=self.config.id)
         episode.tags["stop_condition"] = str(trace.stop_condition)
         if trace.stop_condition == "max_turns":
@@ -228,7 +246,11 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             "agent": {"harness": {"id": harness}, "runtime": {"type": "subprocess"}},
             "interception": {"type": "server"},
         }
-        return self._theirs.load_environment(single.SingleAgentEnvConfig.model_validate(spec))
+        try:
+            made = single.SingleAgentEnvConfig.model_validate(spec)
+        except ValidationError as error:
+            raise self._wrong_options(problems_of(error, spec)) from error
+        return self._theirs.load_environment(made)
 
     def _trouble(self, error: Exception) -> str:
         """Return why the taskset cannot be loaded, and what to do."""
@@ -238,13 +260,23 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             return f"{error} `telescope env link --with PACKAGE` installs what is missing"
         if trouble := missing_import(error, VERIFIERS_TASKS, otherwise=VERIFIERS):
             return trouble
-        module = self.config.id.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-        if hasattr(sys.modules.get(module), "load_environment"):
+        if hasattr(sys.modules.get(self._module), "load_environment"):
             return (
                 f"it has load_environment, of the API before verifiers {VERIFIERS.below}, and no "
                 f"taskset; link it with --with {VERIFIERS.requirement}"
             )
-        return str(error)
+        return f"{error}{raised_at(error, self._module)}"
+
+    def _wrong_options(self, problems: Sequence[SettingProblem]) -> ConfigError:
+        """Return an error that names each option of the taskset that is missing or wrong."""
+        found: list[str] = []
+        for one in problems:
+            name = ".".join(str(part) for part in one.place if part != "taskset")
+            got = "it is required" if one.is_missing else f"{one.message}, got {one.got}"
+            found.append(f"option {name!r}: {got}")
+        missing = [str(one.place[-1]) for one in problems if one.is_missing]
+        advice = set_option(missing[0]) if missing else "correct env.options"
+        return ConfigError(f"{self.config.id}: {'; '.join(found)}; {advice}")
 
     async def _served(self) -> None:
         """Start their server and ours, once; raises the error if that fails."""
@@ -274,6 +306,22 @@ class VerifiersTasksEnvironment(AdaptedEnvironment):
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
             self._serving = None
+
+
+def _shown_scores(trace: Any, *, of: str) -> dict[str, float]:
+    """Return the metrics of a trace and its named rewards, each as it was before its weight.
+
+    A reward whose name is taken, by a metric or by what results name so themselves, gets an ending.
+    """
+    shown = as_metrics(trace.metrics, of=of)
+    given = {name: one.score for name, one in trace.rewards.items() if one is not None}
+    taken = {*_TAKEN, *trace.metrics}
+    for name, score in as_metrics(given, of=of, kind="reward").items():
+        while name in taken:
+            name += "_score"
+        taken.add(name)
+        shown[name] = score
+    return shown
 
 
 def _opening(data: Any) -> list[Any]:

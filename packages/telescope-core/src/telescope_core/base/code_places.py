@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -57,6 +58,14 @@ def raised_at(error: BaseException, module: str = "") -> str:
     return f" ({shown_path(frame.filename)}:{frame.lineno})" if frame is not None else ""
 
 
+def told_at(text: str | None, module: str) -> str:
+    """Return ` (file:line)` of the code of `module` in the text of a traceback; empty if none."""
+    place = _place_of(module)
+    found = re.findall(r'File "(.+?)", line (\d+)', text or "") if place else []
+    own = [f" ({shown_path(file)}:{line})" for file, line in found if file.startswith(place)]
+    return own[-1] if own else ""
+
+
 def own_frame(error: BaseException, module: str = "") -> traceback.FrameSummary | None:
     """Return the innermost place in an author's code that raised `error`.
 
@@ -67,7 +76,7 @@ def own_frame(error: BaseException, module: str = "") -> traceback.FrameSummary 
     """
     chain = _with_causes(error)
     tracebacks = [traceback.extract_tb(raised.__traceback__) for raised in chain]
-    if place := place_of(module):
+    if place := _place_of(module):
         for frames in tracebacks:
             own = [frame for frame in frames if frame.filename.startswith(place)]
             if own:
@@ -80,7 +89,7 @@ def own_frame(error: BaseException, module: str = "") -> traceback.FrameSummary 
     return None
 
 
-def place_of(module: str) -> str:
+def _place_of(module: str) -> str:
     """Return the file of a module, or the folder of a package; empty if it is unknown.
 
     A module whose import failed is no longer in `sys.modules`, but can still be found.

@@ -22,6 +22,7 @@ class SumTask(vf.Task[SumData]):
 
 
 class SumConfig(vf.TasksetConfig):
+    size: int = 40
     has_end: bool = True
 
 
@@ -33,7 +34,7 @@ class Sums(vf.Taskset[SumTask, SumConfig]):
         return self.config.has_end
 
     def load(self):
-        for i in range(40):
+        for i in range(self.config.size):
             shown = SumData(
                 prompt=f"{i}+1=",
                 system_prompt="Answer.",
