@@ -81,6 +81,7 @@ REFUSED = {
     "new-api": {"id": "new-api"},
     "group": {"id": "sums", "options": {"kind": "group"}},
     "sum": {"id": "sum"},
+    "options": {"id": "sums", "options": {"level": 3}},
 }
 
 
@@ -111,6 +112,7 @@ async def test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers(to
         assert rollout.stop_reason is StopReason.COMPLETED
         about = await client.describe()
         assert dict(about.num_examples) == {Split.TRAIN: 40, Split.EVAL: 5}
+        assert about.success_threshold == 0.5, "what verifiers counts as solved"
         ours = [await played(client, [said], index=i) for i, said in enumerate(ANSWERS)]
     assert [[one.reward, one.metrics["length"]] for one in ours] == told["theirs"]
     assert {reward for reward, _ in told["theirs"]} == {0.0, 0.25, 1.0}
@@ -151,6 +153,7 @@ async def test_a_reward_function_that_raises_is_a_failure(python):
         failed = await played(client, ["1"])
         assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
         assert "reward function breaks of sums raised ZeroDivisionError" in failed.error
+        assert "sums/__init__.py:23), which verifiers" in failed.error
         assert (await played(client, ["1x"])).status is RolloutStatus.KEPT
     async with opened(SUMS, {"options": {"kind": "unset"}}) as client:
         failed = await played(client, ["1"])
@@ -187,6 +190,7 @@ def test_what_cannot_be_played_is_refused_by_name(told):
     assert "--with verifiers==0.4.0" in said["new-api"]
     assert "all rollouts" in said["group"]
     assert "'sums'" in said["sum"]
+    assert "unexpected keyword argument 'level'; it takes kind, has_eval" in said["options"]
 
 
 def require_same(found: dict) -> None:

@@ -1,10 +1,23 @@
-"""What an environment of verifiers sets for its model, without the package."""
+"""What an environment of verifiers sets, and how it is made, without the package."""
+
+import sys
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
-from telescope_adapters.verifiers import ModelSettings
+from telescope_adapters import verifiers
+from telescope_adapters.settings import AdaptedConfig
+from telescope_adapters.verifiers import ModelSettings, VerifiersEnvironment
+from telescope_adapters.verifiers_tasks import _shown_scores
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.errors import UnplayableError
+from telescope_core.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    RewardError,
+    UnknownNameError,
+    UnplayableError,
+)
 
 NOTHING = {"n": 1, "extra_body": {}, "stop": None, "tool_choice": "auto", "logit_bias": None}
 
@@ -45,3 +58,84 @@ def test_what_is_not_used_is_named_once():
 def test_what_allows_other_answers_is_refused(given):
     with pytest.raises(UnplayableError, match=next(iter(given.get("extra_body", given)))):
         ModelSettings("sums", given)
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch):
+    """A module of an environment that needs a level and opens a file for it, and its loading."""
+    (tmp_path / "fit_env.py").write_text(
+        "def load_environment(level):\n    return open(f'/no/such/{level}')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load(name: str, **options):
+        try:
+            return import_module(name.replace("-", "_")).load_environment(**options)
+        except ImportError as error:
+            raise ValueError(f"could not import {name}") from error
+        except Exception as error:
+            raise RuntimeError(f"failed to load {name}: {error}") from error
+
+    def loaded(options, name="fit-env"):
+        made = VerifiersEnvironment.__new__(VerifiersEnvironment)
+        made.config = AdaptedConfig(id=name, options=options)
+        made._module = name.replace("-", "_")
+        made._verifiers = SimpleNamespace(load_environment=load)
+        return made._loaded()
+
+    yield loaded
+    sys.modules.pop("fit_env", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, ("missing a required argument: 'level'", '\'{"options": {"level": VALUE}}\'')),
+        ({"level": 1, "nope": 2}, ("unexpected keyword argument 'nope'", "it takes level")),
+    ],
+)
+def test_options_that_load_environment_does_not_take_are_named(fit, options, parts):
+    with pytest.raises(ConfigError, match="load_environment of fit-env") as caught:
+        fit(options)
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_what_the_author_raises_is_told_with_its_place(fit):
+    with pytest.raises(EnvironmentLoadError, match="raised FileNotFoundError") as caught:
+        fit({"level": 3})
+    assert "fit_env.py:2)" in str(caught.value)
+
+
+def test_a_misspelt_name_is_told_as_names_are_linked(fit, monkeypatch):
+    monkeypatch.setattr(verifiers, "packages_distributions", lambda: {"fit_env": ["fit-env"]})
+    for typed, meant in {"fit-emv": "'fit-env'", "fit_emv": "'fit_env'"}.items():
+        with pytest.raises(UnknownNameError, match=f"did you mean {meant}"):
+            fit({}, typed)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.5, float("nan")])
+def test_a_pass_threshold_outside_the_range_of_rewards_is_refused(threshold):
+    made = SimpleNamespace(config=AdaptedConfig(id="sums"))
+    assert VerifiersEnvironment._passing(made, 0.5) == 0.5
+    with pytest.raises((ConfigError, RewardError), match="pass_threshold"):
+        VerifiersEnvironment._passing(made, threshold)
+
+
+def test_each_named_reward_of_a_taskset_is_shown():
+    rewards = {"exact": 0.5, "unscored": None, "length": 0.25, "reward": 1.0}
+    trace = SimpleNamespace(
+        metrics={"length": 3.0, "unset": None},
+        rewards={
+            name: None if score is None else SimpleNamespace(score=score)
+            for name, score in rewards.items()
+        },
+    )
+    assert _shown_scores(trace, of="sums") == {
+        "length": 3.0,
+        "exact": 0.5,
+        "length_score": 0.25,
+        "reward_score": 1.0,
+    }
+    trace.rewards["exact"].score = float("inf")
+    with pytest.raises(RewardError, match="reward exact of sums gave inf"):
+        _shown_scores(trace, of="sums")

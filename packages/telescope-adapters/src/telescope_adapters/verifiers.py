@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -26,8 +27,11 @@ from telescope_adapters.settings import (
     as_metrics,
     as_number,
     function_tool,
+    require_options,
 )
+from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import (
+    ConfigError,
     ContextLengthError,
     EndpointError,
     EnvironmentLoadError,
@@ -41,6 +45,7 @@ from telescope_core.base.retries import is_too_long
 from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, reward
+from telescope_core.environments.building import raised_by
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.listener import reply_json
 from telescope_core.sandboxes.protocol import SandboxError
@@ -81,8 +86,13 @@ class VerifiersEnvironment(AdaptedEnvironment):
     def __init__(self, config: AdaptedConfig | None = None) -> None:
         super().__init__(config)
         self._verifiers = imported(VERIFIERS, "verifiers")
+        self._module = self.config.id.rpartition("/")[2].replace("-", "_")
         with without_signal_handlers():
             self.env = self._loaded()
+        # Versions before 0.1.11 have none.
+        threshold = getattr(self.env, "pass_threshold", None)
+        if threshold is not None and self.config.success_threshold is None:
+            vars(self).update(success_threshold=self._passing(threshold))
         self._leaves = list(_leaves(self.env))
         self._require_playable()
         rubrics = {id(one): one for leaf in self._leaves for one in _rubrics(leaf.rubric)}
@@ -138,12 +148,12 @@ class VerifiersEnvironment(AdaptedEnvironment):
         finally:
             _RAISED.reset(reset)
         if state.get("error") is not None:
-            raise _reason(state["error"]) from state["error"]
+            raise _reason(state["error"], self._module) from state["error"]
         if raised:
             name, error = raised[0]
             raise RewardRaisedError(
                 f"reward function {name} of {self.config.id} raised {type(error).__name__}: "
-                f"{error}, which verifiers would count as 0"
+                f"{error}{raised_at(error, self._module)}, which verifiers would count as 0"
             ) from error
         episode.messages[:] = as_messages([*state["prompt"], *(state.get("completion") or ())])
         own = self.config.id
@@ -169,27 +179,50 @@ class VerifiersEnvironment(AdaptedEnvironment):
     def _loaded(self) -> Any:
         try:
             return self._verifiers.load_environment(self.config.id, **self.config.options)
-        except (ValueError, RuntimeError, ImportError) as error:
-            module = self.config.id.rpartition("/")[2].replace("-", "_")
+        except Exception as error:
             missing = error.__cause__
-            if isinstance(missing, ModuleNotFoundError) and missing.name == module:
-                known = {name for name in packages_distributions() if not name.startswith("_")}
+            if isinstance(missing, ModuleNotFoundError) and missing.name == self._module:
+                # Modules have underscores, and names of environments hyphens.
+                mark = "_" if "_" in self.config.id else "-"
+                modules = (name for name in packages_distributions() if not name.startswith("_"))
                 raise unknown_name(
                     "verifiers environment",
                     self.config.id,
-                    known,
+                    {name.replace("_", mark) for name in modules},
                     "(its package is installed by `telescope env link --with PACKAGE`)",
                 ) from error
             if trouble := missing_import(error, VERIFIERS, otherwise=VERIFIERS_TASKS):
                 raise EnvironmentLoadError(f"{self.config.id}: {trouble}") from error
-            if "load_environment" not in str(error.__cause__ or error):
-                raise
-            tasksets = VERIFIERS_TASKS.requirement
-            raise EnvironmentLoadError(
-                f"expected a package with load_environment, as verifiers {VERIFIERS.pin} loads "
-                f"them, and {self.config.id} has none; if it is a taskset of the new API, link it "
-                f"with --with {tasksets} too"
-            ) from error
+            module = sys.modules.get(self._module)
+            load = getattr(module, "load_environment", None)
+            if module is not None and load is None:
+                tasksets = VERIFIERS_TASKS.requirement
+                raise EnvironmentLoadError(
+                    f"expected a package with load_environment, as verifiers {VERIFIERS.pin} loads "
+                    f"them, and {self.config.id} has none; if it is a taskset of the new API, link "
+                    f"it with --with {tasksets} too"
+                ) from error
+            if load is not None:
+                where = f"load_environment of {self.config.id}"
+                require_options(load, self.config.options, of=where)
+            else:
+                where = f"the module of {self.config.id}"
+            # Theirs wraps what the author's code raised.
+            meant = missing if isinstance(missing, Exception) else error
+            raise raised_by(where, meant, self._module) from error
+
+    def _passing(self, threshold: Any) -> float:
+        """Return the reward from which on the environment counts a rollout as solved."""
+        passing = as_number(threshold, of=f"pass_threshold of {self.config.id}")
+        low, high = self.config.reward_min, self.config.reward_max
+        if not low < passing <= high:
+            raise ConfigError(
+                f"{self.config.id} counts a rollout as solved from a reward of {passing:g} on "
+                f"(pass_threshold), and rewards go from {low:g} to {high:g}; set env.reward_min "
+                "and env.reward_max to its range, or env.success_threshold to the reward of a "
+                "rollout that solves its example"
+            )
+        return passing
 
     def _require_playable(self) -> None:
         """Raise EnvironmentLoadError for environments that cannot be played, before any cost."""
@@ -434,15 +467,18 @@ async def _played_and_scored(
     return state
 
 
-def _reason(theirs: BaseException) -> Exception:
-    """Return why verifiers stopped a rollout: the policy's error, if that was the cause."""
+def _reason(theirs: BaseException, module: str) -> Exception:
+    """Return why verifiers stopped a rollout: the policy's error, if that was the cause.
+
+    `module` is the author's, whose place is named otherwise.
+    """
     cause: BaseException | None = theirs
     while cause is not None:
         if isinstance(cause, TelescopeError):
             return cause
         cause = cause.__cause__
     came_of = f", which came of {theirs.__cause__!r}" if theirs.__cause__ else ""
-    text = f"verifiers stopped the rollout: {theirs!r}{came_of}"
+    text = f"verifiers stopped the rollout: {theirs!r}{came_of}{raised_at(theirs, module)}"
     # Of its sandboxes and tunnels; older versions have no such class.
     if any(one.__name__ == "InfraError" for one in type(theirs).__mro__):
         return SandboxError(text)
