@@ -182,3 +182,8 @@ def exactly():
         solver=steps,
         scorer=scored(lambda state, _: float(state.output.completion == "Rhine")),
     )
+
+
+@task(name="renamed")
+def named_twice(level: int = 1):
+    return Task(name="own", dataset=river(), solver=generate(), scorer=match())

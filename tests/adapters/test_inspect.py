@@ -175,6 +175,7 @@ REFUSED = (
         ("graded", {"options": {"rol": ""}}),
         "unexpected keyword argument 'rol'; did you mean 'role'",
     ),
+    (("renamed", {"options": {"depth": 2}}), "argument 'depth'; it takes level"),
     (("below", {"reward_min": -1}), None),
 )
 """Tasks and settings, and what is said before anything is asked; None = it can be played."""

@@ -231,7 +231,8 @@ class InspectEnvironment(AdaptedEnvironment):
             names = [task.name for task in found]
             raise unknown_name("task", name, names, "(name one of them: file.py@task)")
         # It leaves out an argument that the task does not take, and goes on.
-        self._require_arguments(found[0].name)
+        registry: Any = imported(INSPECT, "inspect_ai._util.registry")
+        self._require_arguments(registry.registry_info(found[0]).name)
         return found[0]
 
     def _require_arguments(self, task: str) -> None:
