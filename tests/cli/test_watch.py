@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from telescope_cli.main import main
+from telescope_cli.watch import run_names
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.files import write_json
 from telescope_core.records.restarts import Restart
@@ -259,6 +260,13 @@ def test_a_run_that_was_moved_is_shown_with_the_places_of_today(folder: RunFolde
     report = folder.path / "report.html"
     report.touch()
     assert f"report: {report}" in run(capsys, str(folder.path))[1]
+
+
+def test_names_that_a_shell_would_run_are_not_offered(folder: RunFolder):
+    for name in (r"\$(touch it)", "`touch it`", '"; touch it; "', "it'", "demo 2", "démo"):
+        RunFolder.create(Path("runs") / name, config={})
+    assert run_names("") == ["demo", "demo 2", "démo"]
+    assert run_names("demo ") == ["demo 2"]
 
 
 def test_a_name_that_is_misspelt_lists_the_nearest(folder: RunFolder, capsys):

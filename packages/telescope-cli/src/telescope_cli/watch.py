@@ -1,6 +1,7 @@
 """`telescope watch RUN`: the view of a running run that somebody else started."""
 
 import json
+import re
 import signal
 import sys
 import textwrap
@@ -39,8 +40,13 @@ _IF_JUST_STARTED = (
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the names of runs in the folder `runs`, for completion by a shell."""
-    return [name for name in _known(Path("runs")) if name.startswith(incomplete)]
+    """Return the names of runs in the folder `runs`, for completion by a shell.
+
+    Shells evaluate what is offered, so names that would be code for one of them are left out: a
+    folder may come from somebody else.
+    """
+    names = (name for name in _known(Path("runs")) if name.startswith(incomplete))
+    return [name for name in names if re.fullmatch(r"[\w .@%+=,-]+", name)]
 
 
 def _known(runs: Path) -> list[str]:
