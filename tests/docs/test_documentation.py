@@ -289,6 +289,10 @@ ELSEWHERE = {
     "telescope env sync --locked": (
         "tests/envs/test_sync.py::test_a_lock_is_reproduced_on_another_machine"
     ),
+    "telescope env sync --locked --reinstall": (
+        "tests/envs/attacks/test_install_dependencies.py"
+        "::test_reinstalling_brings_back_the_files_that_the_lock_names"
+    ),
     "telescope env bundle -o environments.zip": BUNDLE,
     "telescope env install --from-bundle environments.zip": BUNDLE,
     "telescope env sync --locked --offline": BUNDLE,

@@ -130,7 +130,11 @@ class Listing(NamedTuple):
 
 def folder_listing(root: Path) -> Listing:
     """Return the files of the registry in the folder `root`."""
-    return Listing(tree_files(root), lambda path: read_file(root / path, max_bytes=MAX_WHEEL_BYTES))
+
+    def read(path: str) -> bytes:
+        return read_file(root / path, max_bytes=MAX_WHEEL_BYTES)
+
+    return Listing(tree_files(root), read)
 
 
 _INDEX_PATH = re.compile(r"index/(?P<id>[^/]+/[^/]+)\.jsonl")
