@@ -110,6 +110,36 @@ def test_a_file_that_the_settings_name_belongs_to_it(folder):
     ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"path": "set"}, "path = set/test.jsonl"),
+        ({"path": "set"}, "path = set/eval/more.parquet"),
+        ({"dataset": {"folders": ["./set"]}}, "dataset.folders = ./set/test.jsonl"),
+        ({"files": ["set/test.jsonl", "set/eval/more.parquet"]}, "files = set/test.jsonl"),
+    ],
+)
+def test_tables_in_folders_and_lists_of_the_settings_belong_to_it(folder, settings, name):
+    (folder / "set/eval").mkdir(parents=True)
+    for file in ("test.jsonl", "eval/more.parquet", "notes.md"):
+        (folder / "set" / file).write_text("{}")
+    location = locate_environment("env.py:Toy")
+    before = record_of(location, settings)
+    (folder / "set/notes.md").write_text("other")
+    assert not changes(before, record_of(location, settings))
+    (folder / name.partition(" = ")[2]).write_text("other")
+    after = record_of(location, settings)
+    assert changes(before, after) == [f"file settings: {name}: its content is another one"]
+
+
+def test_a_cache_and_a_word_that_is_the_name_of_a_folder_are_no_data(folder):
+    (folder / "train").mkdir()
+    (folder / "train/rows.json").write_text("{}")
+    location = locate_environment("env.py:Toy")
+    for settings in ({"split": "train"}, {"cache_dir": "train"}, {"path": "none"}, {"path": ""}):
+        assert code_files(location, settings) == code_files(location, {})
+
+
 @pytest.mark.slow
 def test_large_files_are_read_in_parts_from_the_first_byte_to_the_last(tmp_path):
     path, size = tmp_path / "weights", 80 * 2**20

@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from telescope_core.base.file_proofs import quick_digest
 from telescope_core.base.protocols import EnvironmentLocation
@@ -25,6 +25,9 @@ _DATA = (
     *(".toml", ".jinja", ".j2", ".gz", ".zst", ".zip", ".sqlite", ".db", ".npy", ".npz", ".pkl"),
 )
 """File extensions; a text in a source that ends in one is taken for the name of a file."""
+_TABLES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
+_MOST_TABLES = 1024
+"""Files of one folder that are compared; a folder of more is hardly a dataset."""
 _LONGEST_NAME = 255
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -32,8 +35,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 def code_files(location: EnvironmentLocation, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digest of each file that an environment consists of, by a name for people.
 
-    `settings`: those of the environment; for a path of a file, the content counts. Source files are
-    left out if another Python imports them.
+    `settings`: those of the environment; for the path of a file the content counts, and for that of
+    a folder the content of the tables in it and in its own folders. Source files are left out if
+    another Python imports them.
     """
     found = {f"settings: {name}": quick_digest(path) for name, path in _in_settings(settings)}
     if location.interpreter in ("", sys.executable):
@@ -69,12 +73,29 @@ def _what(was_there: bool, is_there: bool) -> str:
     return "it is new" if is_there else "it is gone, or no longer used"
 
 
-def _in_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    for name, value in settings.items():
-        if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and "\n" not in value:
-            path = Path(value).expanduser()
-            if path.is_file():
-                yield f"{name} = {value}", path
+def _in_settings(value: Any, name: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield the files that settings name, also in lists, and the tables of folders they name.
+
+    A cache is no part of an environment, and fills while it is played.
+    """
+    if isinstance(value, Mapping):
+        inner = cast(Mapping[str, Any], value)
+        for key, one in inner.items():
+            yield from _in_settings(one, f"{name}.{key}" if name else key)
+    elif isinstance(value, list | tuple):
+        for one in cast(Sequence[Any], value):
+            yield from _in_settings(one, name)
+    elif isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and "\n" not in value:
+        path = Path(value).expanduser()
+        # A word may be the name of a folder by chance.
+        is_path = "/" in value or any(one in name for one in ("path", "dir", "folder", "data"))
+        if path.is_file():
+            yield f"{name} = {value}", path
+        elif is_path and "cache" not in name and path.is_dir():
+            found = sorted([*path.glob("*"), *path.glob("*/*")])
+            tables = [one for one in found if one.suffix in _TABLES and one.is_file()]
+            for one in tables[:_MOST_TABLES]:
+                yield f"{name} = {value}/{one.relative_to(path).as_posix()}", one
 
 
 class _Sources:
