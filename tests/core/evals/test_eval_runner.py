@@ -28,7 +28,7 @@ from telescope_core.evals.result import counts_of, result_of, spent_in
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
-from telescope_core.records.rows import row_of
+from telescope_core.records.rows import RolloutRow, row_of
 from telescope_core.scripted import ScriptedClient
 
 
@@ -609,3 +609,24 @@ async def test_each_attempt_has_its_own_seed_and_resuming_repeats_the_others():
     assert failed.items() > whole.items()
     assert resumed == {name: seed for name, seed in whole.items() if name in resumed}
     assert len(resumed) == 3
+
+
+async def test_the_parts_of_the_reward_are_means_over_examples_as_the_reward_is():
+    description = await opened().describe()
+    rows = [
+        RolloutRow(
+            step=0,
+            environment="echo",
+            example_id=str(task),
+            group_id=f"eval-{task:06d}",
+            index=index,
+            status=RolloutStatus.FAILED if right is None else RolloutStatus.KEPT,
+            reward=None if right is None else 0.5 * right + 0.5,
+            rewards={} if right is None else {"right": right, "form": 1.0},
+        )
+        for task, group in enumerate([(1.0, 1.0, 1.0, 1.0), (0.0, None, None, None), (0.0, 1.0)])
+        for index, right in enumerate(group)
+    ]
+    found = result_of(rows, settings(num_examples=3), description, model="m", duration_s=1.0)
+    assert found.rewards == {"form": 1.0, "right": 0.5}
+    assert found.reward.mean == 0.5 * found.rewards["right"] + 0.5 * found.rewards["form"]

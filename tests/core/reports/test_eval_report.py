@@ -93,7 +93,9 @@ def test_metrics_of_tools_are_listed_with_their_direction(path):
 
 def test_parts_of_the_reward_are_listed(path):
     text = " ".join(" ".join(Checker(path.read_text()).text).split())
-    assert "Parts of the reward Unweighted means over the scored rollouts. reward mean" in text
+    assert (
+        "Parts of the reward Unweighted means over examples, as of the reward. reward mean" in text
+    )
     assert "brief 0.250 correct 0.571" in text
 
 

@@ -112,8 +112,8 @@ class EvalResult:
     pass_all: Mapping[int, Estimate | None]
     """k -> pass^k over the same tasks."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Unweighted mean of each part of the reward over the scored rollouts that have it; empty in
-    results from before it was computed."""
+    """Unweighted mean of each part of the reward over examples, as `reward` is; empty in results
+    from before it was computed."""
     metrics: Mapping[str, float]
     """Mean of each metric over scored rollouts."""
     metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
@@ -291,7 +291,8 @@ def result_of(
     """Compute the result from `rows`; missing rows are not part of any denominator."""
     scored = [row for row in rows if _is_scored(row)]
     failed = [row for row in rows if not _is_scored(row)]
-    tasks = _task_scores(rows, description.success_threshold)
+    groups = _by_task(rows)
+    tasks = tuple(_task_score(group, description.success_threshold) for group in groups)
     counts = [(len(task.rewards), task.num_solved) for task in tasks]
     clusters = [task.cluster for task in tasks]
     low, high = description.reward_min, description.reward_max
@@ -333,7 +334,9 @@ def result_of(
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high, clusters=clusters),
         pass_at={k: success_rate(counts, k, every=False, clusters=clusters) for k in settings.ks},
         pass_all={k: success_rate(counts, k, every=True, clusters=clusters) for k in settings.ks},
-        rewards=_means([row.rewards for row in scored]),
+        rewards=_means(
+            [_means([row.rewards for row in group if _is_scored(row)]) for group in groups]
+        ),
         metrics=_means([row.metrics for row in scored]),
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
@@ -358,15 +361,15 @@ def _is_scored(row: RolloutRow) -> bool:
     return row.status is RolloutStatus.KEPT and row.reward is not None
 
 
-def _task_scores(rows: Sequence[RolloutRow], threshold: float) -> tuple[TaskScore, ...]:
-    """Return one entry per example; a source that runs out of examples may repeat them."""
+def _by_task(rows: Sequence[RolloutRow]) -> list[list[RolloutRow]]:
+    """Return the rows of each example; a source that runs out of examples may repeat them."""
     example_of = {row.group_id: row.example_id for row in rows if row.example_id}
     groups: dict[str, list[RolloutRow]] = {}
     for row in sorted(rows, key=lambda row: (row.group_id, row.index)):
         # A group that failed before it had its example is a task of its own, without a name.
         name = example_of.get(row.group_id, "")
         groups.setdefault(f"id:{name}" if name else f"group:{row.group_id}", []).append(row)
-    return tuple(_task_score(group, threshold) for group in groups.values())
+    return list(groups.values())
 
 
 def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:

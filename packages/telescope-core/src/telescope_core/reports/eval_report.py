@@ -126,7 +126,7 @@ def _parts(result: EvalResult) -> str:
         return ""
     return (
         "<h2>Parts of the reward</h2>"
-        '<p class="soft">Unweighted means over the scored rollouts.</p>'
+        '<p class="soft">Unweighted means over examples, as of the reward.</p>'
         f"{html.table(['reward', '', 'mean'], rows, num_text_columns=2)}"
     )
 
