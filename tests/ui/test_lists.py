@@ -215,3 +215,22 @@ def test_supervised_training_has_a_row_and_a_page_with_its_accuracy(tmp_path):
         assert page["diagnoses"] == []
         for name in ("rollouts", "timeline", "evals", "logs", "config"):
             assert ui.get(f"/runs/warm-log/{name}")["page"] == name
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_own_folders(tmp_path, monkeypatch):
+    for group in ("group1", "group2"):
+        for seed in (1, 2):
+            RunFolder.create(tmp_path / "runs" / group / f"same-seed{seed}", config={})
+    monkeypatch.chdir(tmp_path)
+    with answered([Path("runs")], tmp_path / "cache") as ui:
+        page = ui.get("/")
+        folders = {one["key"]: one["folder"] for one in page["runs"]}
+        assert sorted(folders.values()) == [
+            f"runs/group{group}/same-seed{seed}" for group in (1, 2) for seed in (1, 2)
+        ]
+        for key, folder in folders.items():
+            assert ui.get(f"/runs/{key}")["identity"]["folder"] == folder
+    # Seeds are taken together wherever they lie in what was opened.
+    assert [len(one["runs"]) for one in page["seeds"]] == [4]
+    with answered([Path("runs/group1/same-seed1")], tmp_path / "cache") as ui:
+        assert ui.get("/")["runs"][0]["folder"] == "runs/group1/same-seed1"

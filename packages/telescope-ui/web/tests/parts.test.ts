@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { canonical, dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
-import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare, nameOfRun } from "../src/lib/format.ts";
+import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare, nameOfRun, quotedWord } from "../src/lib/format.ts";
 import { ordered, paged } from "../src/lib/order.ts";
 import { alone, byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
 import { narrowed, unanswered } from "../src/lib/narrow.ts";
@@ -60,6 +60,10 @@ test("numbers are short and none is hidden", () => {
   assert.equal(formatByName("network/sent_bytes_per_s", 2048), "2 KiB/s");
   assert.equal(formatByName("tokens/rollout_per_s", 2048), "2,048");
   assert.equal(formatByName("time/step_s", 0.5), "500 ms");
+});
+
+test("a word of a command is quoted where a shell would take it apart", () => {
+  assert.deepEqual(["runs/a-1", "my runs/x", "it's $(x)", "-x", ""].map(quotedWord), ["runs/a-1", "'my runs/x'", `'it'"'"'s $(x)'`, "./-x", "''"]);
 });
 
 test("axes show nothing that cannot be", () => {

@@ -75,6 +75,8 @@ class OneRun:
         self.key = key
         self.path = path
         self.opened = opened
+        self.named = opened / os.path.relpath(path, os.path.realpath(opened))
+        """Its folder as a command finds it where the server was started."""
         self.folder = RunFolder(path)
         self.metrics = MetricsTable(path)
         self.course = Course(path)

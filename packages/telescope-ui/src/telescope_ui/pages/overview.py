@@ -69,5 +69,5 @@ def _identity(run: OneRun) -> JsonObject:
         **settings_of(run),
         "report": run.address("report.html") if inside(run.path, "report.html") else None,
         "last_change_s": run.changed_s(),
-        "folder": str(run.opened),
+        "folder": str(run.named),
     }

@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ def runs_page(runs: Runs, *, most_s: float = math.inf) -> JsonObject:
         "folders": [str(folder) for folder in runs.folders],
         "left_out": [str(link) for link in runs.left_out],
         "runs": found,
-        "seeds": _seeds(found),
+        "seeds": _seeds(found, {one.key: one.opened for _, one in changed}),
         "evals": evals,
         "index": {
             "files_done": len(changed) - reading.num_unread,
@@ -86,7 +86,7 @@ def runs_page(runs: Runs, *, most_s: float = math.inf) -> JsonObject:
 def _row(one: OneRun, reading: _Reading) -> JsonObject:
     is_eval = isinstance(one, OneEval)
     row: JsonObject = {
-        **{"key": one.key, "folder": str(one.opened), "environments": [], "error": None},
+        **{"key": one.key, "folder": str(one.named), "environments": [], "error": None},
         **dict.fromkeys(_OF_EVAL if is_eval else _OF_RUN),
     }
     try:
@@ -162,12 +162,15 @@ def seeds_of(name: str, path: Path) -> str | None:
     return f"{match['name']}-seed*" if match["name"] else f"{path.parent.name}/seed*"
 
 
-def _seeds(rows: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return the runs of each name with several seeds, and the spread of their rewards."""
+def _seeds(rows: Sequence[JsonObject], opened: Mapping[str, Path]) -> list[JsonObject]:
+    """Return the runs of each name with several seeds, and the spread of their rewards.
+
+    `opened` has the opened folder of each key: runs of two of them are not taken together.
+    """
     by_name: dict[tuple[str, str], list[JsonObject]] = {}
     for row in rows:
         if row["seeds"] is not None:
-            by_name.setdefault((row["folder"], row["seeds"]), []).append(row)
+            by_name.setdefault((str(opened[row["key"]]), row["seeds"]), []).append(row)
     return [
         {
             "name": name,

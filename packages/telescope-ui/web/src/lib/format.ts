@@ -130,3 +130,9 @@ export function plural(count: Known, one: string, many = `${one}s`): string {
 export function nameOfRun({ name, key }: { name: string; key: string }): string {
   return !name || name === key ? key : `${name} (${key})`;
 }
+
+/** A word of a command as a shell takes it, whatever it holds. */
+export function quotedWord(word: string): string {
+  const named = word.startsWith("-") ? `./${word}` : word;
+  return /^[\w@%+=:,./-]+$/.test(named) ? named : `'${named.replaceAll("'", "'\"'\"'")}'`;
+}

@@ -11,7 +11,7 @@ import { Table } from "../components/Table.tsx";
 import { Findings, VerdictLine } from "../components/Verdict.tsx";
 import { ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatByName, formatIso, formatNumber, formatSeconds, formatShare, isShare, plural } from "../lib/format.ts";
+import { formatByName, formatIso, formatNumber, formatSeconds, formatShare, isShare, plural, quotedWord } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import { extent } from "../lib/scales.ts";
@@ -307,7 +307,7 @@ function Identity({ data }: { data: OverviewPage }) {
           <details class="in-line">
             <summary>Export</summary>
             <code>
-              telescope ui {one.folder} --export {key}.html --one-file
+              telescope ui {quotedWord(one.folder)} --export {quotedWord(`${key}.html`)} --one-file
             </code>
           </details>
         )}

@@ -173,7 +173,7 @@ function columns(
             {seeds.name} <span class="faint">({plural(seeds.runs.length, "run")})</span>
           </button>
         ) : (
-          <Link to={ofRun(run.key)} class="name">
+          <Link to={ofRun(run.key)} class="name" title={run.folder}>
             {nameOfRun(run)}
           </Link>
         ),
