@@ -242,6 +242,19 @@ def test_filters_are_in_the_address_and_can_be_taken_back(page, ui):
     assert "reward_from" in told
 
 
+def test_a_preset_of_rollouts_keeps_the_filters_and_begins_at_the_first_page(page, ui):
+    kept = "step_from=1&environment=math&status=kept"
+    show(page, ui, f"/runs/first/rollouts?{kept}&limit=2&offset=2")
+    found = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('main p.tools a')]"
+        ".map(one => [one.innerText, one.getAttribute('href').split('?')[1] ?? '']))"
+    )
+    assert found["worst first"] == f"{kept}&limit=2&sort=reward"
+    assert found["newest first"] == f"{kept}&limit=2"
+    assert found["truncated only"] == f"{kept}&limit=2&truncated=true"
+    assert found["without filters"] == ""
+
+
 def test_search_shows_what_it_found(page, ui):
     show(page, ui, "/runs/first/rollouts")
     page.key("/")

@@ -20,11 +20,12 @@ const PARTS = ["rollouts", "attempts"];
 type Row = Hit;
 
 /** What people look for most. */
-const PRESETS: [string, Record<string, string>][] = [
-  ["newest first", {}],
-  ["worst first", { sort: "reward" }],
-  ["best first", { sort: "-reward" }],
-  ["longest first", { sort: "-num_completion_tokens" }],
+const PRESETS: [string, Record<string, string | null>][] = [
+  // What a search has found has an order of its own, so that another one ends the search.
+  ["newest first", { sort: null, q: null }],
+  ["worst first", { sort: "reward", q: null }],
+  ["best first", { sort: "-reward", q: null }],
+  ["longest first", { sort: "-num_completion_tokens", q: null }],
   ["truncated only", { truncated: "true" }],
   ["failed only", { status: "failed" }],
 ];
@@ -59,10 +60,11 @@ export function Rollouts({ address, query, run }: PageProps) {
             )}
             <p class="tools">
               {PRESETS.map(([label, asked]) => (
-                <Link key={label} to={withQuery(parseAddress(address).path, asked)}>
+                <Link key={label} to={withQuery(address, { offset: null, cursor: null, ...asked })}>
                   {label}
                 </Link>
               ))}
+              <Link to={parseAddress(address).path}>without filters</Link>
             </p>
             <Filters query={query} choices={data.choices} onChange={change} isStill={still} />
             <OtherFilters query={query} onClear={clear} />
