@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { spoken } from "../src/components/Chart.tsx";
 import { canonical, dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
@@ -71,6 +72,13 @@ test("axes show nothing that cannot be", () => {
   assert.deepEqual(extent([[10, 10]]), [9, 11]);
   assert.deepEqual(extent([[-1, -1]]), [-1.1, -0.9]);
   assert.ok(isShare("truncated/fraction") && !isShare("task_reward/mean"));
+});
+
+test("a curve is told by its own values and not by the ends of its axis", () => {
+  const told = (ys: (number | null)[]) => spoken({ name: "a", ys }, formatNumber);
+  assert.equal(told([10, null, 10]), "a is always 10");
+  assert.equal(told([3, 1, 2]), "a from 1 to 3, newest 2");
+  assert.equal(told([null]), "a has no values");
 });
 
 test("days are told where a window has several", () => {

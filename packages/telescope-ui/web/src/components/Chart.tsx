@@ -5,7 +5,7 @@ import { seriesColor } from "../lib/colors.ts";
 import { useCursor } from "../lib/cursor.ts";
 import { formatDate, formatNumber, formatTick } from "../lib/format.ts";
 import { saveSvg } from "../lib/save.ts";
-import { byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks, type Scale } from "../lib/scales.ts";
+import { byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks, valueRange, type Scale } from "../lib/scales.ts";
 import { BottomAxis, LeftAxis } from "./Axis.tsx";
 import { Curve, Whiskers } from "./Curve.tsx";
 import { useDrag } from "./drag.ts";
@@ -295,11 +295,14 @@ function levelsOf([from, to]: [number, number], { isBytes, scale }: Props): numb
   return isBytes ? byteTicks(from, to, 4) : ticks(from, to, 4);
 }
 
-function spoken(series: Series, format: (value: number | null) => string): string {
-  const range = extent([series.ys]);
-  const last = series.ys.findLast((value) => value !== null) ?? null;
-  if (!range) return `${series.name} has no values`;
-  return `${series.name} from ${format(range[0])} to ${format(range[1])}, newest ${format(last)}`;
+/** What a curve is for somebody who hears it. */
+export function spoken({ name, ys }: Pick<Series, "name" | "ys">, format: (value: number | null) => string): string {
+  const range = valueRange([ys]);
+  const last = ys.findLast((value) => value !== null) ?? null;
+  if (!range) return `${name} has no values`;
+  const [low, high] = range;
+  if (low === high) return `${name} is always ${format(low)}`;
+  return `${name} from ${format(low)} to ${format(high)}, newest ${format(last)}`;
 }
 
 function valuesAt(series: Series[], x: number, format: (value: number | null) => string, isNamed = true): string {

@@ -3,7 +3,7 @@
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { shadeClass } from "../lib/colors.ts";
 import { formatNumber, plural } from "../lib/format.ts";
-import { extent } from "../lib/scales.ts";
+import { valueRange } from "../lib/scales.ts";
 import { levelsOf, meaningOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../lib/shades.ts";
 import type { Chain, Tokens as TokensData } from "../lib/types.ts";
 import { visible, visibleToken } from "../lib/visible.ts";
@@ -75,7 +75,7 @@ function branchName(chain: Chain, at: number): string {
 function Scale({ chain, name, fits }: { chain: Chain; name: string; fits: boolean }) {
   const { shade, ends } = meaningOf(name);
   const { levelOf, steps } = scaleOf(chain, name, fits);
-  const range = extent([valuesOf(chain, name)]);
+  const range = valueRange([valuesOf(chain, name)]);
   return (
     <p class="scale">
       {ends[0]}

@@ -90,8 +90,8 @@ export function timeTicks(from: number, to: number, count: number): { step_s: nu
   return { step_s, at };
 }
 
-/** The range of values; of a single value with room, but not below 0 if it is not; null without any that is finite. */
-export function extent(lists: readonly (readonly (number | null)[])[]): [number, number] | null {
+/** The least and the largest value; null without any that is finite. */
+export function valueRange(lists: readonly (readonly (number | null)[])[]): [number, number] | null {
   let low = Infinity;
   let high = -Infinity;
   for (const values of lists) {
@@ -101,12 +101,16 @@ export function extent(lists: readonly (readonly (number | null)[])[]): [number,
       if (value > high) high = value;
     }
   }
-  if (low > high) return null;
-  if (low === high) {
-    const room = Math.abs(low) * 0.1 || 0.5;
-    return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
-  }
-  return [low, high];
+  return low > high ? null : [low, high];
+}
+
+/** The ends of an axis: the range of values; of a single value with room, but not below 0 if it is not; null without any. */
+export function extent(lists: readonly (readonly (number | null)[])[]): [number, number] | null {
+  const range = valueRange(lists);
+  if (!range || range[0] !== range[1]) return range;
+  const [value] = range;
+  const room = Math.abs(value) * 0.1 || 0.5;
+  return [value >= 0 ? Math.max(0, value - room) : value - room, value + room];
 }
 
 /** Places of the values that have no value beside them, so that no line shows them. */
