@@ -387,6 +387,24 @@ def test_a_new_step_is_on_the_page_by_itself(tmp_path, page):
         page.until("document.querySelector('main').innerText.includes('4 of 10')")
 
 
+def test_a_page_follows_its_run_when_it_appears_and_says_when_it_is_gone(tmp_path, page):
+    write_run(tmp_path / "runs" / "other", steps=1)
+    write_run(tmp_path / "late", steps=1)
+    told = "document.querySelector('main').innerText"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        page.open(f"http://127.0.0.1:{ui.port}/runs/late")
+        page.until(f"{told}.includes('unknown run') && !document.querySelector('main h1')")
+        page.until("document.querySelector('.live').innerText === 'live'")
+        page.evaluate("window.wasNotLoadedAgain = true")
+        (tmp_path / "late").rename(tmp_path / "runs" / "late")
+        page.until(f"{SETTLED} && {told}.includes('1 of 10') && !{told}.includes('unknown run')")
+        (tmp_path / "runs" / "late").rename(tmp_path / "late")
+        page.until(f"{told}.includes('this run is gone')")
+        assert page.evaluate("window.wasNotLoadedAgain")
+    page.complaints.clear()
+
+
 def test_what_goes_wrong_is_on_the_page_by_itself_while_the_run_goes_on(tmp_path, page):
     rows = healthy(60, **{"task_reward/mean": rising(0.4, 0.0, at=10)})
     run = RunFolder.create(tmp_path / "runs" / "live", config={"run": {"number_of_steps": 60}})

@@ -122,7 +122,9 @@ def test_every_part_of_a_run_is_told(tmp_path, run):
         }.items():
             _until_told(events, part, write)
         shutil.copytree(run.path, tmp_path / "runs" / "another")
-        assert events.next("runs")["runs"] == ["another", "r"]
+        assert events.next("runs") == {"runs": ["another", "r"], "changed": ["another"]}
+        shutil.rmtree(tmp_path / "runs" / "another")
+        assert events.next("runs") == {"runs": ["r"], "changed": ["another"]}
         events.close()
 
 
@@ -188,7 +190,10 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path, run):
         shutil.rmtree(run.rollouts_path)
         assert ui.get("/runs/r/rollouts")["total"] == 0
         shutil.rmtree(run.path)
-        ui.get("/runs/r", status=404)
+        told = ui.get("/runs/r", status=404)["error"]["message"]
+        assert "this run is gone" in told
+        assert "runs/r" in told
+        assert "gone" not in ui.get("/runs/never", status=404)["error"]["message"]
         assert ui.get("/")["runs"] == []
         again = RunFolder.create(run.path, config={})
         write_steps(again, range(1, 2), groups=1)

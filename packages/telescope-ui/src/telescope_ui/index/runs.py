@@ -15,6 +15,8 @@ from telescope_ui.files.run_files import stamp_of
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 
+Found = TypeVar("Found", bound=OneRun)
+
 _DEPTH = 3
 """Most folders between an opened one and a run: runs/SWEEP/SEED/RUN."""
 _MOST_FOLDERS = 20_000
@@ -43,6 +45,8 @@ class Runs:
         self._lock = Lock()
         self._known: dict[Path, OneRun] = {}
         self._keys: set[str] = set()
+        self._gone: dict[str, Path] = {}
+        """Folders of keys that no run has any more."""
         self.left_out: list[Path] = []
         """Links in the opened folders that were not followed by the last look."""
 
@@ -70,17 +74,17 @@ class Runs:
 
     def get(self, key: str) -> OneRun:
         """Return a run by its key; raises NotThereError, or ConfigError if it cannot be read."""
-        found = _chosen("run", key, self.all())
+        found = self._chosen("run", key, self.all())
         require_utf8(found.path)
         return found
 
     def get_eval(self, key: str) -> OneEval:
         """Return an eval that belongs to no run by its key; raises NotThereError."""
-        return _chosen("eval", key, self.evals())
+        return self._chosen("eval", key, self.evals())
 
     def either(self, key: str) -> OneRun:
         """Return a run or an eval by its key; raises NotThereError."""
-        return _chosen("run", key, self.look())
+        return self._chosen("run", key, self.look())
 
     def look(self) -> list[OneRun]:
         """Return the present runs and evals, in no particular order."""
@@ -101,12 +105,24 @@ class Runs:
             for path in [path for path in self._known if path not in found]:
                 gone = self._known.pop(path)
                 self._keys.discard(gone.key)
+                self._gone[gone.key] = gone.named
                 gone.close()
             for path, (kind, folder) in found.items():
                 if path not in self._known:
                     key = self._new_key(path.name)
                     self._known[path] = kind(key, path, folder, database=self._database)
             return list(self._known.values())
+
+    def _chosen(self, kind: str, key: str, found: Sequence[Found]) -> Found:
+        by_key = {one.key: one for one in found}
+        if key in by_key:
+            return by_key[key]
+        gone = self._gone.get(key)
+        if gone is not None:
+            raise NotThereError(
+                f"this {kind} is gone: {gone} was moved or removed since it was shown"
+            )
+        raise NotThereError(str(unknown_name(kind, key, list(by_key))))
 
     def _new_key(self, name: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "run"
@@ -116,16 +132,6 @@ class Runs:
             key = f"{plain}-{number}"
         self._keys.add(key)
         return key
-
-
-Found = TypeVar("Found", bound=OneRun)
-
-
-def _chosen(kind: str, key: str, found: Sequence[Found]) -> Found:
-    by_key = {one.key: one for one in found}
-    if key not in by_key:
-        raise NotThereError(str(unknown_name(kind, key, list(by_key))))
-    return by_key[key]
 
 
 def _advice(folder: Path) -> str:

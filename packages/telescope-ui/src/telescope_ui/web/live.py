@@ -144,7 +144,8 @@ class Watcher:
 
     def _tell_differences(self, before: Mapping[str, State], now: Mapping[str, State]) -> None:
         if before.keys() != now.keys():
-            self._tell("runs", {"runs": sorted(now)}, "")
+            changed = sorted(before.keys() ^ now.keys())
+            self._tell("runs", {"runs": sorted(now), "changed": changed}, "")
         for key, state in now.items():
             known = before.get(key)
             if known is None or known == state:

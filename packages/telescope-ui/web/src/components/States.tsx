@@ -49,7 +49,7 @@ export function Ready<T>({ loaded, children }: Props<T>) {
         </p>
       ))}
       {loaded.data !== null && (
-        <div class={loaded.isOld ? "is-old" : undefined} aria-busy={loaded.isOld}>
+        <div class={loaded.isOld || loaded.error?.status === 404 ? "is-old" : undefined} aria-busy={loaded.isOld}>
           {children(loaded.data)}
         </div>
       )}

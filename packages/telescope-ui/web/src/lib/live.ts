@@ -9,8 +9,8 @@ import { exported } from "./router.ts";
 type Heard =
   /** Parts of a run have changed. */
   | { kind: "change"; run: string; parts: string[] }
-  /** There are other runs. */
-  | { kind: "runs" }
+  /** These runs have appeared, or are gone. */
+  | { kind: "runs"; changed: string[] }
   /** Something may have been missed. */
   | { kind: "again" }
   /** Nothing has changed, and the server is there. */
@@ -71,7 +71,10 @@ function listen(): void {
     if (source?.readyState === EventSource.CLOSED) again = window.setTimeout(() => void retry(), AGAIN_MS);
   };
   source.addEventListener("still", () => pass({ kind: "still" }));
-  source.addEventListener("runs", () => pass({ kind: "runs" }));
+  source.addEventListener("runs", (event) => {
+    const { changed } = JSON.parse((event as MessageEvent<string>).data) as { changed: string[] };
+    pass({ kind: "runs", changed });
+  });
   source.addEventListener("change", (event) => {
     const { run, parts } = JSON.parse((event as MessageEvent<string>).data) as { run: string; parts: string[] };
     pass({ kind: "change", run, parts });
@@ -130,7 +133,7 @@ export async function retry(): Promise<void> {
 /** At most one more request in this time, however fast a run writes. */
 const PAUSE_MS = 700;
 
-/** Return a number that grows when one of `parts` of `run` changes; of any run if run is "". */
+/** Return a number that grows when one of `parts` of `run` changes, or it appears or is gone; of any run if run is "". */
 export function useLive(run?: string, parts?: readonly string[]): number {
   const [count, set] = useState(0);
   const wanted = parts?.join(" ");
@@ -143,6 +146,7 @@ export function useLive(run?: string, parts?: readonly string[]): number {
     const fits = (heard: Heard) => {
       if (heard.kind === "still" || heard.kind === "asked") return false;
       if (heard.kind === "again" || run === "") return true;
+      if (heard.kind === "runs") return heard.changed.includes(run);
       return heard.kind === "change" && heard.run === run && heard.parts.some((part) => names.has(part));
     };
     const listener: Listener = (heard) => {
