@@ -16,8 +16,10 @@ from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.reports import overview_of, sparkline
+from telescope_core.reports.html import facts
 from telescope_core.reports.rollouts_html import pick, run_samples
 from telescope_core.reports.sparkline import moving_average
+from telescope_core.reports.style import PAGE_STYLE
 from telescope_core.reports.svg import (
     IntervalRow,
     Series,
@@ -370,3 +372,10 @@ def test_sparkline_spans_the_values_and_fits_the_width():
 def test_moving_average_looks_back_only_and_skips_gaps():
     assert moving_average([1, None, 3, 5], window=2) == [1, 1, 3, 4]
     assert moving_average([None, 2], window=5) == [None, 2]
+
+
+def test_a_number_of_the_facts_is_not_broken_and_words_may_be():
+    shown = facts([("1,586,369", "tokens"), ("12 min 3 s", "took")])
+    assert '<b class="number">1,586,369</b>' in shown
+    assert "<b>12 min 3 s</b>" in shown
+    assert ".fact b.number{white-space:nowrap}" in PAGE_STYLE

@@ -17,9 +17,11 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a row of facts from pairs of (value, name)."""
+    """Return a row of facts from pairs of (value, name); a number stays on one line."""
+    number = ' class="number"'
     cells = (
-        f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        f'<div class="fact"><b{"" if any(map(str.isalpha, value)) else number}>{escape(value)}</b>'
+        f"<span>{escape(name)}</span></div>"
         for value, name in pairs
     )
     return f'<div class="facts">{"".join(cells)}</div>'

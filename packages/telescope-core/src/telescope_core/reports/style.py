@@ -16,7 +16,7 @@ _COLORS = "".join(
     for i in range(NUM_COLORS)
 )
 CHART_STYLE = (
-    f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
+    f":root{{{_LIGHT}}}@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
     "svg text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}"
     ".page{fill:var(--page)}.tick{fill:var(--soft)}.name{fill:var(--text);font-weight:600}"
     ".grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}"
@@ -44,10 +44,11 @@ border-radius:99px;padding:1px 10px;vertical-align:3px;margin-left:8px}
 .grid-2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:16px;margin-top:12px}
 .grid-3{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,290px),1fr));gap:16px;
 margin-top:16px}
-.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:12px;
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(160px,1fr));gap:12px;
 margin:20px 0 0;padding:0}
 .fact{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 14px}
 .fact b{display:block;font-size:1.25rem;line-height:1.3;font-variant-numeric:tabular-nums}
+.fact b.number{white-space:nowrap}
 .fact span{color:var(--soft);font-size:.85rem}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:14px;min-width:0}
@@ -83,6 +84,9 @@ monospace}
 .note pre{border-color:var(--c4)}
 h2+figure,h2+.facts{margin-top:12px}
 details{margin-top:12px}summary{cursor:pointer;color:var(--soft)}
+@media print{*{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+main{max-width:none;padding:0}.scroll{overflow:visible}th{white-space:normal}
+figure,tr,.fact{break-inside:avoid}}
 @media(max-width:520px){main{padding:20px 14px 48px}h1{font-size:1.4rem}
 .facts{grid-template-columns:repeat(2,1fr)}figure{padding:10px}}
 """
