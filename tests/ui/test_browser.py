@@ -20,6 +20,7 @@ from tests.ui.served import served
 from tests.ui.test_first_page import write_kind
 
 from telescope_core.records import RunFolder
+from telescope_core.reports import write_train_report
 from telescope_core.types import Message
 from telescope_ui.index.search import Search
 from telescope_ui.web.export import export_one_file, export_runs
@@ -102,6 +103,42 @@ def test_answers_tags_and_refusals_keep_their_lines_and_long_words_stay_within_t
         assert f"Refused: {lines}" in page.text()
         assert f"Tags: text={lines}, long=" in page.text()
         assert f"text: {lines}\n" in page.text()
+        page.open("about:blank")
+
+
+def test_a_long_word_as_the_reason_of_a_failure_stays_within_the_page(tmp_path, page):
+    write_run(tmp_path / "runs" / "failed", steps=1)
+    RunFolder.open(tmp_path / "runs" / "failed").fail("x" * 3000)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/failed")
+        assert "x" * 3000 in page.text()
+        assert not page.evaluate(IS_WIDER_THAN_THE_WINDOW)
+        page.open("about:blank")
+
+
+def test_on_paper_colors_stay_and_tables_and_charts_fit_the_sheet(tmp_path, page, ui):
+    write_run(tmp_path / "first")
+    report = write_train_report(RunFolder.open(tmp_path / "first"))
+    exact = "getComputedStyle(document.querySelector('{}')).printColorAdjust === 'exact'"
+    # The sheet is narrower than the window, and no script runs before it is printed.
+    fitted = (
+        "(() => {{ document.body.style.width = '500px'; const scrolled = [...document"
+        ".querySelectorAll('{}')].some(one => getComputedStyle(one).overflowX !== 'visible');"
+        " const wide = [...document.querySelectorAll('main svg')].some(one => one.clientWidth"
+        " / one.clientHeight < one.viewBox.baseVal.width / one.viewBox.baseVal.height - 0.1);"
+        " return [scrolled, wide]; }})()"
+    )
+    try:
+        show(page, ui, "/runs/first")
+        page.call("Emulation.setEmulatedMedia", media="print")
+        assert page.evaluate(exact.format(".swatch"))
+        assert page.evaluate(fitted.format(".table")) == [False, False]
+        page.open(report.as_uri())
+        assert page.evaluate(exact.format(".fact"))
+        assert page.evaluate(fitted.format(".scroll")) == [False, False]
+    finally:
+        page.call("Emulation.setEmulatedMedia", media="")
         page.open("about:blank")
 
 
