@@ -5,7 +5,7 @@ import { Keys } from "./components/Keys.tsx";
 import { Link } from "./components/Link.tsx";
 import { Trouble } from "./components/States.tsx";
 import { ofRun, parseAddress, type Address } from "./lib/address.ts";
-import { useData } from "./lib/data.ts";
+import { useData, useRunName } from "./lib/data.ts";
 import { retry, useConnection } from "./lib/live.ts";
 import { exported, href, useAddress } from "./lib/router.ts";
 import { useTheme } from "./lib/theme.ts";
@@ -65,9 +65,11 @@ export function App() {
   const key = first === "evals" ? (second ?? "") : run;
   const Page = chosen(parsed);
   const main = useRef<HTMLElement>(null);
+  const name = useRunName(key);
   useEffect(() => {
-    document.title = visible([...parsed.parts.slice(key ? 1 : 0), "Telescope"].join(" - "));
-  }, [parsed.path]);
+    const parts = key ? [name, ...parsed.parts.slice(2)] : parsed.parts;
+    document.title = visible([...parts, "Telescope"].join(" - "));
+  }, [parsed.path, name]);
   return (
     <>
       <button type="button" class="skip" onClick={() => main.current?.focus()}>
@@ -127,6 +129,7 @@ function Nowhere({ address, path }: { address: string; path: string }) {
 
 function TopBar({ run, address }: { run: string; address: string }) {
   const [theme, toggle] = useTheme();
+  const name = visible(useRunName(run));
   const isLive = useConnection() === "live";
   const still = exported();
   const json = `${address}${address.includes("?") ? "&" : "?"}format=json`;
@@ -135,7 +138,7 @@ function TopBar({ run, address }: { run: string; address: string }) {
       <Link to="/" class="brand">
         Telescope
       </Link>
-      {run && <Link to={ofRun(run)}>{run}</Link>}
+      {run && <Link to={ofRun(run)}>{name}</Link>}
       <span class="at-end">
         {still ? (
           <span class="faint">

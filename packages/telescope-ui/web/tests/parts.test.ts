@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { spoken } from "../src/components/Chart.tsx";
+import { solvedText } from "../src/pages/Eval.tsx";
 import { canonical, dataAddress, ofRun, parseAddress, sideOf, withQuery } from "../src/lib/address.ts";
 import { rowsOf } from "../src/lib/columns.ts";
 import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
@@ -79,6 +80,12 @@ test("a curve is told by its own values and not by the ends of its axis", () => 
   assert.equal(told([10, null, 10]), "a is always 10");
   assert.equal(told([3, 1, 2]), "a from 1 to 3, newest 2");
   assert.equal(told([null]), "a has no values");
+});
+
+test("an eval without a result says of each example how much of it was played", () => {
+  assert.equal(solvedText({ num_solved: 1, num_rollouts: 4, num_failed: 0 }, 4), "1 of 4");
+  assert.equal(solvedText({ num_solved: null, num_rollouts: 1, num_failed: 1 }, 4), "2 of 4 played");
+  assert.equal(solvedText({ num_solved: null, num_rollouts: 1, num_failed: 0 }, null), "1 played");
 });
 
 test("days are told where a window has several", () => {

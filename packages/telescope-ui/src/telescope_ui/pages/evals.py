@@ -142,6 +142,11 @@ class _Shown(NamedTuple):
         return self.folder or self.run.key
 
     @property
+    def title(self) -> str:
+        """Name that it was given, which another one may have too."""
+        return self.folder or self.run.path.name
+
+    @property
     def place(self) -> EvalPlace:
         return EvalPlace(self.run.path, self.folder)
 
@@ -261,6 +266,7 @@ def _page(shown: _Shown, others: Sequence[tuple[_Shown, bool]], asked: str) -> J
         "num_lost": None if compared is None else sum(one.change < 0 for one in flips),
         "tasks": {"columns": _tasks(_scores(rows) if result is None else result.tasks, where)},
         "others": [one.name for one, _ in others],
+        "titles": {one.name: one.title for one in (shown, *(one for one, _ in others))},
         "address": shown.address(),
         "problems": [
             *problems_of(shown.place),

@@ -25,17 +25,20 @@ interface Props<Row> {
   below?: (row: Row) => Row[];
   /** Text that is searched; without it there is no search field. */
   textOf?: (row: Row) => string;
+  /** What that text is, where it is not all that a row shows. */
+  searched?: string;
   size?: number;
 }
 
 export function LongTable<Row>(props: Props<Row>) {
-  const { name, address, caption, columns, rows, keyOf, rowClass, below, textOf, size = 50 } = props;
+  const { name, address, caption, columns, rows, keyOf, rowClass, below, textOf, searched = "", size = 50 } = props;
   const prefix = name ? `ui.${name}.` : "ui.";
   const { query } = parseAddress(address);
   const sort = query.get(`${prefix}sort`) ?? "";
   const text = query.get(`${prefix}q`) ?? "";
-  const change = (changes: Record<string, string | number | null>) =>
-    go(withQuery(address, Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]))), "replace");
+  // Back leads over pages and orders, and not over each letter of a search.
+  const change = (changes: Record<string, string | number | null>, how: "push" | "replace" = "push") =>
+    go(withQuery(address, Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]))), how);
   const by = columns.find((one) => one.value && one.name === sort.replace(/^-/, ""));
   const found = textOf && text ? rows.filter((row) => textOf(row).toLowerCase().includes(text.toLowerCase())) : rows;
   const all = by?.value ? ordered(found, by.value, sort.startsWith("-")) : found;
@@ -47,9 +50,9 @@ export function LongTable<Row>(props: Props<Row>) {
         <div class="tools">
           {textOf && (
             <label>
-              Search
-              <input type="search" value={text} aria-label={`Search in: ${caption}`}
-                onInput={(event) => change({ q: event.currentTarget.value || null, page: null })} />
+              {`Search ${searched}`.trim()}
+              <input type="search" value={text} aria-label={`${`Search ${searched}`.trim()} in: ${caption}`}
+                onInput={(event) => change({ q: event.currentTarget.value || null, page: null }, "replace")} />
             </label>
           )}
           {shown.pages > 1 && (

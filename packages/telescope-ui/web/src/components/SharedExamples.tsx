@@ -2,7 +2,7 @@
 
 import { withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
-import { formatNumber } from "../lib/format.ts";
+import { formatNumber, nameOfRun } from "../lib/format.ts";
 import type { IndexState, RunOf } from "../lib/types.ts";
 import { visible } from "../lib/visible.ts";
 import { Link } from "./Link.tsx";
@@ -41,7 +41,7 @@ export function SharedExamples({ runs }: { runs: RunOf[] }) {
                   { name: "Example", cell: (row) => visible(row.example_id) },
                   ...runs.map((run) => ({
                     name: run.key,
-                    label: `${run.key}: mean reward`,
+                    label: `${nameOfRun(run)}: mean reward`,
                     isNumber: true,
                     cell: (row: CompareExamplesPage["examples"][number]) => {
                       const side = row.runs[run.key];

@@ -156,6 +156,30 @@ export interface Loaded<T> {
   isOld: boolean;
 }
 
+/** Names of runs and evals by the keys that addresses have, as far as their pages were loaded. */
+const names = new Map<string, string>();
+const nameListeners = new Set<() => void>();
+
+function noteName(data: unknown): void {
+  const { key, name } = (data as { run?: { key?: string; name?: string } | null }).run ?? {};
+  if (!key || !name || names.get(key) === name) return;
+  names.set(key, name);
+  for (const listener of nameListeners) listener();
+}
+
+/** The name of a run or an eval; until it is known, its key. */
+export function useRunName(key: string): string {
+  const [, again] = useState(0);
+  useEffect(() => {
+    const listener = () => again((count) => count + 1);
+    nameListeners.add(listener);
+    return () => {
+      nameListeners.delete(listener);
+    };
+  }, []);
+  return names.get(key) ?? key;
+}
+
 const RETRY_MS = 3000;
 /** While the server still reads a run, its answers are of a part of it. */
 const GROWING_MS = 400;
@@ -186,6 +210,7 @@ export function useData<T>(address: string | null, run?: string, parts?: readonl
     load<T>(address, stop.signal).then(
       (data) => {
         if (number !== asked.current) return;
+        noteName(data);
         set({ of: address, data, error: null });
         if (isGrowing(data)) timer = window.setTimeout(() => retry((count) => count + 1), GROWING_MS);
       },

@@ -62,6 +62,8 @@ export interface EvalPage {
   num_lost: number | null;
   tasks: { columns: Columns };
   others: string[];
+  /** What it and the others are called, by their folders or keys. */
+  titles: Record<string, string>;
   /** What an eval without a run was started with. */
   settings: Record<string, unknown>;
   address: string;

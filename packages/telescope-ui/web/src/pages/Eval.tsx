@@ -5,7 +5,7 @@ import { Empty, Ready, State } from "../components/States.tsx";
 import { dataAddress, ofRun, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
-import { formatNumber, formatSeconds, plural } from "../lib/format.ts";
+import { formatNumber, formatSeconds, nameOfRun, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
 import type { EvalPage } from "../lib/evalTypes.ts";
@@ -41,7 +41,7 @@ export function Eval({ address, run }: PageProps) {
             {data.environment}
           </p>
           <div class="head">
-            <h1>{data.folder}</h1>
+            <h1>{titleOf(data, data.folder)}</h1>
             {isAlone(data) && data.run.state && <State state={data.run.state} />}
             {isAlone(data) && <Link to={`${data.address}/logs`}>logs</Link>}
           </div>
@@ -56,7 +56,9 @@ export function Eval({ address, run }: PageProps) {
                 >
                   {data.against === null && <option value="">none</option>}
                   {data.others.map((one) => (
-                    <option key={one}>{one}</option>
+                    <option key={one} value={one}>
+                      {titleOf(data, one)}
+                    </option>
                   ))}
                 </select>
               </label>
@@ -80,6 +82,8 @@ export function Eval({ address, run }: PageProps) {
     </Ready>
   );
 }
+
+const titleOf = (data: EvalPage, key: string) => visible(nameOfRun({ key, name: data.titles[key] ?? key }));
 
 /** Whether it belongs to no run. */
 const isAlone = (data: EvalPage) => data.address.startsWith("/evals/");
@@ -137,7 +141,7 @@ function Flips({ data, address }: { data: EvalPage; address: string }) {
     <>
       <h2>Examples that flipped</h2>
       <p class="note">
-        {data.num_gained} are solved more often than in {data.against}, {data.num_lost} less often; those come first.
+        {data.num_gained} are solved more often than in {titleOf(data, data.against ?? "")}, {data.num_lost} less often; those come first.
       </p>
       {flips.length === 0 && <Empty>No example changed.</Empty>}
       {flips.length > 0 && (
@@ -172,6 +176,7 @@ function Tasks({ data, address }: { data: EvalPage; address: string }) {
         caption="All examples of the eval"
         rows={tasks}
         textOf={(row) => row.example_id}
+        searched="example ids"
         keyOf={(row) => row.address}
         columns={[
           { name: "Example", value: (row) => row.example_id, cell: (row) => <Link to={row.address}>{visible(row.example_id)}</Link> },
@@ -180,13 +185,23 @@ function Tasks({ data, address }: { data: EvalPage; address: string }) {
             name: "Solved",
             isNumber: true,
             value: (row) => (row.num_rollouts && row.num_solved !== null ? row.num_solved / row.num_rollouts : null),
-            cell: (row) => `${row.num_solved ?? "-"} of ${row.num_rollouts}`,
+            cell: (row) => solvedText(row, plannedOf(data)),
           },
           { name: "Failed", isNumber: true, value: (row) => row.num_failed, cell: (row) => formatNumber(row.num_failed) },
         ]}
       />
     </>
   );
+}
+
+/** Rollouts that are to be played of each example; null where that is not known. */
+const plannedOf = ({ settings }: EvalPage) => (typeof settings["rollouts"] === "number" ? settings["rollouts"] : null);
+
+/** How many rollouts of an example are solved; before that is known, how many are played. */
+export function solvedText(row: Pick<Task, "num_solved" | "num_rollouts" | "num_failed">, planned: number | null): string {
+  if (row.num_solved !== null) return `${row.num_solved} of ${row.num_rollouts}`;
+  const played = row.num_rollouts + row.num_failed;
+  return planned === null ? `${played} played` : `${played} of ${planned} played`;
 }
 
 function Settings({ settings }: { settings: Record<string, unknown> }) {
