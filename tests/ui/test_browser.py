@@ -600,10 +600,23 @@ def test_a_long_list_of_runs_is_sorted_filtered_and_paged_in_its_address(tmp_pat
         # Four seeds are one line, so that 67 lines are left.
         assert page.evaluate(f"{rows}.length") == 50
         assert "1 to 50 of 67" in page.text()
+        # The whole cell of a head sorts, and not its word alone.
+        assert page.evaluate(
+            "(() => { const b = document.querySelector('thead th:nth-child(5)')"
+            ".getBoundingClientRect(); return [[b.left + 2, b.top + 2], [b.right - 2, b.bottom - 2]]"
+            ".every(at => document.elementFromPoint(...at).closest('button')); })()"
+        )
         page.click("thead th:nth-child(5) button")
         page.until("location.search.includes('ui.sort=-Reward')")
         assert page.evaluate(f"{names}[0]") == "run-69"
         page.click(".pager button:last-child")
+        page.until("location.search.includes('ui.page=2')")
+        # Back undoes what was chosen, one after the other, and leaves the list last.
+        page.evaluate("history.back()")
+        page.until("location.search === '?ui.sort=-Reward'")
+        page.evaluate("history.back()")
+        page.until("location.search === '' && location.pathname === '/'")
+        page.evaluate("history.go(2)")
         page.until("location.search.includes('ui.page=2')")
         assert page.evaluate(f"{rows}.length") == 17
         assert "sweep-seed*" in page.evaluate(f"{names}.at(-1)")
@@ -612,6 +625,9 @@ def test_a_long_list_of_runs_is_sorted_filtered_and_paged_in_its_address(tmp_pat
         show(page, ui, "/?ui.model=m1&ui.text=run-6")
         assert page.evaluate(names) == [f"run-{at}" for at in (69, 67, 65, 63, 61)]
         assert "5 runs of 70" in page.text()
+        page.open(f"http://127.0.0.1:{ui.port}/?q=run-6")
+        page.until("document.querySelector('.trouble')?.innerText.includes('parameter')")
+        assert not page.evaluate(f"{rows}.length")
 
 
 def test_a_page_whose_server_has_ended_says_so_and_goes_on_with_the_next_one(tmp_path, page):
@@ -671,6 +687,26 @@ ENDS = (
     "[...new Set([...document.querySelectorAll('.plot')].map(one =>"
     " one.getAttribute('aria-valuemin') + ' ' + one.getAttribute('aria-valuemax')))]"
 )
+
+
+def test_runs_and_evals_have_their_names_where_a_key_has_other_letters(tmp_path, page):
+    write_run(tmp_path / "runs" / "my run", steps=1)
+    for name, solved in (("eval a", 2), ("eval b", 4)):
+        write_standalone(tmp_path / "runs" / name, solved=solved)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/my-run/config")
+        page.until("document.title === 'my run - config - Telescope'")
+        show(page, ui, "/evals/eval-b?against=eval-a")
+        page.until("document.title === 'eval b - Telescope'")
+        chosen = "document.querySelector('.tools select').selectedOptions[0]"
+        assert page.evaluate(f"[{chosen}.value, {chosen}.innerText]") == [
+            "eval-a",
+            "eval a (eval-a)",
+        ]
+        assert "than in eval a (eval-a)" in page.text()
+        assert "Search example ids" in page.text()
+        page.open("about:blank")
 
 
 def test_what_is_drawn_over_is_shown_in_all_charts_and_in_the_address(tmp_path, page):

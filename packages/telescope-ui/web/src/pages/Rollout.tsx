@@ -20,12 +20,12 @@ import { visible } from "../lib/visible.ts";
 const VIEWS = ["conversation", "tokens", "calls", "record"] as const;
 type View = (typeof VIEWS)[number];
 
-export function Rollout({ address, query }: PageProps) {
+export function Rollout({ address, query, run }: PageProps) {
   const asked = query.get("ui.view") as View;
   const view = VIEWS.includes(asked) ? asked : "conversation";
   // An export has one page of a rollout, with its tokens.
   const tokens = view === "tokens" || exported() ? null : "false";
-  const loaded = useData<RolloutPage>(dataAddress(withQuery(address, { tokens })));
+  const loaded = useData<RolloutPage>(dataAddress(withQuery(address, { tokens })), run, []);
   const isRaw = query.get("ui.raw") === "yes";
   const show = (one: View) => go(withQuery(address, { "ui.view": one === "conversation" ? null : one }), "replace");
   return (

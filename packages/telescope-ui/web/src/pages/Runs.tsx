@@ -2,7 +2,7 @@ import { Link } from "../components/Link.tsx";
 import { LongTable, type LongColumn } from "../components/LongTable.tsx";
 import { Spark } from "../components/Spark.tsx";
 import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
-import { ofRun, withQuery } from "../lib/address.ts";
+import { dataAddress, ofRun, withQuery } from "../lib/address.ts";
 import { useData } from "../lib/data.ts";
 import { formatAgo, formatIso, formatNumber, nameOfRun, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
@@ -19,7 +19,7 @@ interface Line {
 }
 
 export function Runs({ address, query }: PageProps) {
-  const loaded = useData<RunsPage>("/", "", ["runs"]);
+  const loaded = useData<RunsPage>(dataAddress(address), "", ["runs"]);
   return (
     <Ready loaded={loaded}>
       {(data) => {
@@ -66,8 +66,8 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
   const text = query.get("ui.text") ?? "";
   const chosen = query.getAll("ui.chosen");
   const open = query.getAll("ui.open");
-  const change = (changes: Record<string, string>) =>
-    go(withQuery(address, { "ui.page": null, ...changes }), "replace");
+  const change = (changes: Record<string, string>, how: "push" | "replace" = "push") =>
+    go(withQuery(address, { "ui.page": null, ...changes }), how);
   const toggled = (name: string, values: string[], one: string) =>
     go(withQuery(address, { [name]: values.includes(one) ? values.filter((value) => value !== one) : [...values, one] }), "replace");
   const asked = FILTERS.filter(([name]) => query.has(`ui.${name}`));
@@ -83,7 +83,7 @@ function Listed({ data, address, query }: { data: RunsPage; address: string; que
       <div class="tools">
         <label>
           Search
-          <input type="search" value={text} onInput={(event) => change({ "ui.text": event.currentTarget.value })} />
+          <input type="search" value={text} onInput={(event) => change({ "ui.text": event.currentTarget.value }, "replace")} />
         </label>
         {FILTERS.map(([name, label, values]) => {
           const choices = [...new Set(runs.flatMap(values))].filter((one): one is string => Boolean(one)).sort();
