@@ -603,7 +603,8 @@ def test_a_long_list_of_runs_is_sorted_filtered_and_paged_in_its_address(tmp_pat
         # The whole cell of a head sorts, and not its word alone.
         assert page.evaluate(
             "(() => { const b = document.querySelector('thead th:nth-child(5)')"
-            ".getBoundingClientRect(); return [[b.left + 2, b.top + 2], [b.right - 2, b.bottom - 2]]"
+            ".getBoundingClientRect();"
+            " return [[b.left + 2, b.top + 2], [b.right - 2, b.bottom - 2]]"
             ".every(at => document.elementFromPoint(...at).closest('button')); })()"
         )
         page.click("thead th:nth-child(5) button")
