@@ -62,7 +62,7 @@ class Fates(MultiTurnEnvironment):
     def correct(self, example):
         if example.prompt == "once more" and example.id not in failed:
             failed.add(example.id)
-            raise RuntimeError("not yet")
+            raise ConnectionError("not yet")
         return 1.0
 
     @metric(low=0, high=1)
