@@ -197,3 +197,21 @@ def test_log_probs_by_kernels_are_those_by_torch(
     monkeypatch.setattr(logprobs, "_DEVICE_WIDTH", min(31, block // 4))
     for found, right in zip(both(), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+def test_the_head_has_a_gradient_for_any_number_of_tokens(kernels, monkeypatch, tokens):
+    """Also for none: under context parallelism a rank's slice may hold no trained token."""
+    monkeypatch.setattr(logprobs, "_kernels", lambda hidden: kernels)
+    empty_like = torch.empty_like
+    # Memory as it may be found, of which a GPU gives no zeros.
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *args, **kwargs: empty_like(*args, **kwargs).fill_(torch.nan)
+    )
+    hidden = drawn(tokens, 8).requires_grad_()
+    weight = drawn(5, 8, seed=1).requires_grad_()
+    targets = torch.arange(tokens)
+    found = chunked_logprobs(hidden, weight, targets, torch.ones(tokens), chunk_size=4)
+    found.logprobs_T.sum().backward()
+    chosen = torch.nn.functional.one_hot(targets, 5) - (hidden @ weight.T).softmax(1)
+    torch.testing.assert_close(weight.grad, (chosen.T @ hidden).detach())

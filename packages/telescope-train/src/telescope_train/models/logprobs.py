@@ -90,7 +90,7 @@ def chunked_logprobs(
         head.weight_VH,
         head.bias_V,
         targets_T.long() - head.first,
-        temperatures_T,
+        temperatures_T.contiguous(),
         _Options(chunk_size, entropy_grad, wide_logits, head.group, head.rule),
     )
     return TokenLogprobs(logprobs_T, entropy_T)
@@ -299,6 +299,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_TH, weight_VH, bias_V, targets_T, temperatures_T, normaliser_T, entropy_T = (
             ctx.saved_tensors
         )
+        # Kernels read number after number, and of the gradient of a sum torch stores only one.
+        grad_T, grad_entropy_T = grad_T.contiguous(), grad_entropy_T.contiguous()
         options: _Options = ctx.options
         blocks: _Blocks = ctx.blocks
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
@@ -308,7 +310,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden_TH = torch.zeros_like(hidden_TH, dtype=wide) if for_hidden else None
         grad_weight_VH = torch.empty_like(weight_VH) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
-        is_summed = kernels is None or blocks.num_tokens < len(hidden_TH)
+        # One product may write a slice of the weight only if there is exactly one block of tokens:
+        # without tokens, nothing would.
+        is_summed = kernels is None or blocks.num_tokens != len(hidden_TH)
         for words in _slices(len(weight_VH), blocks.width):
             weight_WH = weight_VH[words]
             bias_W = None if bias_V is None else bias_V[words]
