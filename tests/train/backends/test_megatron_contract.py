@@ -67,7 +67,7 @@ MEMBERS = {
         "model_param_group_index_map": None,
     },
     CHAIN: {"chained_optimizers": None, "param_groups": None},
-    OFFLOADING: {"sub_optimizers": None},
+    OFFLOADING: {"sub_optimizers": None, "_move_new_state_to_right_device": ()},
     STRATEGY: {"save": ("sharded_state_dict", "checkpoint_dir")},
     ("megatron.core.dist_checkpointing", "ShardedTensor"): {
         "from_rank_offsets": ("key", "data", "replica_id", "prepend_axis_num")
@@ -81,6 +81,9 @@ MENDED = {
     "megatron.core.transformer.moe.token_dispatcher": "maybe_move_tensor_to_cpu",
     "megatron.core.tensor_parallel.random": "_set_cuda_rng_state",
     "megatron.core.transformer.moe.moe_utils": "te_general_gemm",
+    "megatron.core.optimizer.optimizer_config": "is_te_min_version",
+    "megatron.core.optimizer.cpu_offloading.hybrid_optimizer": "_move_new_state_to_right_device",
+    "megatron.core.optimizer": "CPUAdam",
 }
 """Module -> what `library.py` puts another function in the place of."""
 GIVEN_AS_ONE = {

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -93,6 +94,16 @@ def _mend() -> None:
         dispatcher.maybe_move_tensor_to_cpu = _to_host
         random = importlib.import_module("megatron.core.tensor_parallel.random")
         random._set_cuda_rng_state = _nothing
+    optimizers = importlib.import_module("megatron.core.optimizer")
+    # An optimizer in CPU memory saves these classes with its state, and torch loads no class that
+    # it was not told of.
+    torch.serialization.add_safe_globals([optimizers.Adam, optimizers.CPUAdam])
+    if find_spec("transformer_engine") is None:
+        # Its version is compared, and there is none.
+        config = importlib.import_module("megatron.core.optimizer.optimizer_config")
+        config.is_te_min_version = _always(False)
+    module = importlib.import_module("megatron.core.optimizer.cpu_offloading.hybrid_optimizer")
+    module.HybridDeviceOptimizer._move_new_state_to_right_device = _to_parameters
     module = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
     optimizer = module.DistributedOptimizer
     optimizer._set_main_param_and_optimizer_states = _loading(
@@ -108,6 +119,17 @@ def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+def _to_parameters(self: Any) -> None:
+    # The original finds the device by the optimizer's class, and without Transformer Engine the
+    # one on the GPU is of the same class as those of the CPU.
+    for optimizer in self.sub_optimizers:
+        for param, state in optimizer.state.items():
+            for key, value in state.items():
+                if torch.is_tensor(value):
+                    # The offloading optimizer and the one that it calls share this dictionary.
+                    state[key] = value.to(param.device)
+
+
 def _loading(original: Callable[..., None]) -> Callable[..., None]:
     """Return a function that loads a parameter's optimizer state, in place of `original`.
 
@@ -116,7 +138,8 @@ def _loading(original: Callable[..., None]) -> Callable[..., None]:
 
     def load(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
         if self.config.use_precision_aware_optimizer:
-            original(self, model_param, tensors)
+            # It may keep these, which are views of the state of all data-parallel ranks.
+            original(self, model_param, {key: value.clone() for key, value in tensors.items()})
             return
         group, order = self.model_param_group_index_map[model_param]
         main = self.optimizer.param_groups[group]["params"][order]

@@ -16,6 +16,7 @@ from telescope_train.backends.protocol import BackendSettings
 from telescope_train.models.load import torch_dtype
 
 _LOW_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "fp8": torch.uint8}
+_WIDE = dict.fromkeys(("main_grads", "main_params", "exp_avg", "exp_avg_sq"), "float32")
 
 
 def buffers_config(settings: BackendSettings) -> Any:
@@ -60,20 +61,27 @@ def optimizer_config(settings: BackendSettings) -> Any:
         "clip_grad": 0.0,
         "use_distributed_optimizer": section.megatron_use_distributed_optimizer,
     }
+    dtypes = section.megatron_optimizer_dtypes
     if section.megatron_optimizer_cpu_offload:
+        # Only as a precision-aware one does it keep the wide weights in CPU memory with the rest,
+        # and find them again when it loads its state.
+        dtypes = dtypes or _WIDE
         values |= {
             "optimizer_cpu_offload": True,
             "optimizer_offload_fraction": section.megatron_optimizer_offload_fraction,
             "overlap_cpu_optimizer_d2h_h2d": True,
             "use_torch_optimizer_for_cpu_offload": True,
         }
-    if section.megatron_optimizer_dtypes is not None:
-        values |= precision_values(section.megatron_optimizer_dtypes)
+    if dtypes is not None:
+        values |= precision_values(dtypes)
     return OptimizerConfig(**values)
 
 
 def precision_values(dtypes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a precision-aware optimizer, which needs Transformer Engine."""
+    """Return the options of a precision-aware optimizer.
+
+    It is Transformer Engine's, or works in CPU memory.
+    """
 
     def dtype(name: str) -> torch.dtype:
         return _LOW_DTYPES.get(dtypes[name], torch.float32)
