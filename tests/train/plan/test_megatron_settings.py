@@ -174,6 +174,14 @@ def test_what_needs_a_gpu_is_refused_without_one(name, value):
     assert not list(megatron_device_problems(asked, "cuda"))
 
 
+def test_an_offloaded_optimizer_needs_narrow_layers():
+    for dtype, is_refused in (("float32", True), ("bfloat16", False)):
+        asked = config(optimizer_cpu_offload=True, model={"mixed_precision_dtype": dtype})
+        said = list(megatron_device_problems(asked, "cuda"))
+        assert bool(said) is is_refused
+        assert all("mixed_precision_dtype = 'bfloat16'" in one for one in said)
+
+
 def library_configs(trainer, more) -> dict[str, Any]:
     """Return what of the library a rank with these settings would be built from, by field."""
     asked = config(trainer=trainer, model={"mixed_precision_dtype": "bfloat16"}, **more)

@@ -148,7 +148,7 @@ class MegatronSection(Section):
     """Add up gradients in float32; false = in the type of the layers, in half the memory."""
     megatron_optimizer_cpu_offload: bool = False
     """Keep optimizer state in CPU memory and step there, while copies to and from the GPU go on;
-    needs a GPU."""
+    needs a GPU, and layers in bfloat16."""
     megatron_optimizer_offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the optimizer's state that is in CPU memory."""
     megatron_optimizer_dtypes: OptimizerDtypes = None

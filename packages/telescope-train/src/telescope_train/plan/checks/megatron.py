@@ -151,6 +151,12 @@ def device_problems(section: MegatronSection, dtype: str, device: Device) -> Ite
             "'bfloat16'"
         )
     if device == "cuda":
+        if dtype != "bfloat16" and section.megatron_optimizer_cpu_offload:
+            yield (
+                "megatron.megatron_optimizer_cpu_offload needs layers that compute in bfloat16, of "
+                f"which it keeps wide copies, and they compute in {dtype}; set "
+                "mixed_precision_dtype = 'bfloat16', or remove it"
+            )
         return
     for name, reason in _NEEDS_GPU:
         if getattr(section, name):
