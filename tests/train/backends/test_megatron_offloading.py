@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from backend_cases import grpo_batches  # noqa: E402
-from megatron_cases import make_model, megatron_settings  # noqa: E402
+from backend_cases import grpo_batches
+from megatron_cases import make_model, megatron_settings
 
-from telescope_train.algorithms import loss_function  # noqa: E402
-from telescope_train.backends.megatron.backend import MegatronBackend  # noqa: E402
-from telescope_train.backends.megatron.library import using  # noqa: E402
+from telescope_train.algorithms import loss_function
+from telescope_train.backends.megatron.backend import MegatronBackend
+from telescope_train.backends.megatron.library import using
 
 pytestmark = pytest.mark.engine
 CPU = torch.device("cpu")
