@@ -1,7 +1,7 @@
-"""The optimizer of backend megatron in CPU memory: its steps are the same, and it resumes.
+"""The optimizer of backend megatron in CPU memory, where it steps or where its state is gathered.
 
-Without a GPU nothing would be copied, so one function of the library is replaced by one that copies
-the first parameters all the same.
+Without a GPU nothing would be offloaded, so one function of the library is replaced by one that
+copies the first parameters all the same.
 """
 
 import sys
@@ -17,6 +17,7 @@ from backend_cases import grpo_batches
 from megatron_cases import make_model, megatron_settings
 
 from telescope_train.algorithms import loss_function
+from telescope_train.backends.megatron import checkpoint
 from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.library import using
 
@@ -115,3 +116,52 @@ def test_loaded_state_goes_where_its_parameter_is():
     with using(CPU):
         offloading_class()._move_new_state_to_right_device(held)
     assert {value.device.type for value in state[param].values()} == {"meta"}
+
+
+def test_the_state_of_all_ranks_is_gathered_in_cpu_memory_and_copied_once(
+    alone, tmp_path, monkeypatch
+):
+    """By the rank that writes it: on every GPU there is no room for the whole state."""
+    backend = trained(make_model("qwen3", tmp_path / "model"), {}, steps=1)
+    groups, written = [], []
+    gather, write = dist.gather, checkpoint.write_in_background
+    with using(CPU):
+        from megatron.core import parallel_state
+
+        over_gloo = parallel_state.get_data_parallel_group_gloo(with_context_parallel=True)
+    monkeypatch.setattr(dist, "all_gather", lambda *_: pytest.fail("gathered on every rank"))
+    monkeypatch.setattr(
+        dist, "gather", lambda sent, *rest: (groups.append(rest[-1]), gather(sent, *rest))
+    )
+    monkeypatch.setattr(
+        checkpoint, "write_in_background", lambda *args: (written.append(args[1]), write(*args))[1]
+    )
+    backend.save_checkpoint(tmp_path / "checkpoint")
+    assert set(groups) == {over_gloo}
+    moment = written[0]["optimizer.state.exp_avg.decoder.final_layernorm.weight"]
+    weight = written[0]["decoder.final_layernorm.weight"]
+    # A part of the gathered memory, and a copy of what training changes.
+    assert storage_numbers(moment) > storage_numbers(weight)
+
+
+def storage_numbers(sharded):
+    tensor = sharded._sh_ten.data
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def test_a_rank_that_gathered_nothing_says_nothing_of_it():
+    """The library compares the rest of the state with that of rank 0, and warns."""
+    gathered = {"param_state": None, "optimizer": {}}
+    for found in (gathered, {0: dict(gathered), 1: dict(gathered)}):
+        holder = SimpleNamespace(sharded_state_dict=lambda *_, found=found, **__: found)
+        state = checkpoint._state(
+            SimpleNamespace(
+                model=SimpleNamespace(sharded_state_dict=lambda **_: {}),
+                stepper=SimpleNamespace(optimizer=holder),
+                reference=None,
+            ),
+            SimpleNamespace(num_taken=1),
+            with_training_state=True,
+            is_loading=False,
+        )
+        assert "param_state" not in str(state)

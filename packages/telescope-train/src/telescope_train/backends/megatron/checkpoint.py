@@ -29,7 +29,11 @@ _FACTS = "megatron.json"
 """File for facts that the library's own files lack."""
 _REFERENCE = "reference."
 """Beginning of the names of the reference model's tensors in the files."""
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    # Gathered in CPU memory by the rank that writes it, not by every rank on its GPU.
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+}
 """Format of the distributed optimizer's state that other numbers of ranks can read."""
 
 
@@ -95,7 +99,9 @@ def _start(
             )
             for parts in by_key.values():
                 for part in parts:
-                    if torch.is_tensor(part.data):
+                    # What was gathered is a copy already.
+                    is_copy = trained.is_distributed and "optimizer.state." in part.key
+                    if torch.is_tensor(part.data) and not is_copy:
                         # Training may change the tensors once this returns.
                         part.data = part.data.detach().to("cpu", copy=True)
             planner = strategies.MCoreSavePlanner(
@@ -173,9 +179,15 @@ def _state(
     if progress.num_taken:
         if is_loading:
             trained.stepper.make_state()
-        state["optimizer"] = trained.stepper.optimizer.sharded_state_dict(
+        own: dict[Any, Any] = trained.stepper.optimizer.sharded_state_dict(
             state["model"], is_loading=is_loading, metadata=dict(metadata)
         )
+        # Of several optimizers, each has a dictionary. A rank that gathered nothing has a None,
+        # and the library would warn that rank 0 has none.
+        for one in (own, *own.values()):
+            if isinstance(one, dict) and one.get("param_state", one) is None:
+                del one["param_state"]
+        state["optimizer"] = own
     if trained.reference is not None:
         named = trained.reference.sharded_state_dict(prefix=_REFERENCE, metadata=dict(metadata))
         # The prefix tells its tensors from the policy's in the files; a model loads names without.
