@@ -31,6 +31,7 @@ from telescope_core.base.file_proofs import FileProof, wrong_contents
 from telescope_core.records.folders import partial_folder, put_in_place
 from telescope_core.records.room import lack_of_room
 from telescope_train.backends.protocol import DamagedStateError
+from telescope_train.models.group_wait import group_wait
 from telescope_train.models.location import require_replaceable
 
 
@@ -179,7 +180,7 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
     The writing threads of the ranks communicate over a process group of their own. On the group
     that training uses, their messages would mix with its collectives.
     """
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=group_wait())
     # The writer stages in the foreground, so training may change the tensors once this returns.
     writer = _ProvingWriter(folder)
     written = dcp.async_save(state, storage_writer=writer, async_stager=writer, process_group=group)
@@ -189,7 +190,7 @@ def start_saving(folder: str | Path, state: dict[str, Any]) -> Saving:
 
 def write_in_background(folder: Path, state: dict[str, Any], planner: SavePlanner) -> Saving:
     """Write `state`, which must not change any more, by `planner` in the background."""
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=group_wait())
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
     writer = _ProvingWriter(folder)
     written = thread.submit(

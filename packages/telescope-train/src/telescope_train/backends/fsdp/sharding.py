@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from telescope_core.base.errors import ConfigError
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.group_wait import wait_as_all
 from telescope_train.models.packed import PackedPolicy
 from telescope_train.observability.spans import SpanRecorder
 
@@ -42,7 +43,10 @@ def weight_mesh(layout: RankLayout, device: torch.device) -> DeviceMesh:
     sizes, names = (layout.weight_shards,), ("shard",)
     if layout.num_copies > 1:
         sizes, names = (layout.num_copies, *sizes), ("replicate", *names)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    for group in mesh.get_all_groups():
+        wait_as_all(group)
+    return mesh
 
 
 def shard(

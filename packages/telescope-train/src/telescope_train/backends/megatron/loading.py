@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from telescope_train.models.attention.choice import (
     choose_sharing,
     no_sharing,
 )
+from telescope_train.models.group_wait import group_wait
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.saving import save_generation_config
 from telescope_train.models.source import read_source, require_tensors
@@ -168,6 +170,7 @@ def _join(layout: RankLayout, seed: int) -> None:
         expert_tensor_parallel_size=1,
         # The distributed optimizer gathers its state over them for checkpoints.
         create_gloo_process_groups=True,
+        distributed_timeout_minutes=math.ceil(group_wait() / timedelta(minutes=1)),
     )
     # The tracker that does nothing: without dropout no layer draws a random number.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, inference_rng_tracker=True)

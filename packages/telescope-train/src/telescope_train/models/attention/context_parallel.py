@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from telescope_train.cluster.rank_layout import RankLayout
+from telescope_train.models.group_wait import group_wait
 
 CONTEXT_ATTENTION = "telescope_context"
 
@@ -44,7 +45,7 @@ def join_context(layout: RankLayout) -> ContextGroup | None:
     # in. Otherwise the ranks wait for each other until they time out.
     rank, mine = dist.get_rank(), None
     for members in layout.groups("context"):
-        group = dist.new_group(members)
+        group = dist.new_group(members, timeout=group_wait())
         if rank in members:
             mine = group
     assert isinstance(mine, dist.ProcessGroup), "every rank of a layout is in one group"
