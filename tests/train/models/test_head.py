@@ -141,6 +141,7 @@ def packed_samples() -> PackedRow:
         sequences=find_sequences(positions_T, CPU),
         trained_M=trained_M.numpy(),
         predictors_M=trained_M - 1,
+        host_predictors_M=(trained_M - 1).numpy(),
         targets_M=ids_T[trained_M],
         temperatures_M=temperatures_T[trained_M],
     )

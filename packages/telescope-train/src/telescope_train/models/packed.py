@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -26,6 +27,7 @@ from telescope_train.models.attention.kinds import EAGER, AttentionKind
 from telescope_train.models.head import head_rule
 from telescope_train.models.head_check import head_difference, head_in_float32
 from telescope_train.models.logprobs import Head, chunked_logprobs
+from telescope_train.models.moving import to_device
 from telescope_train.models.row import PackedRow
 
 _NORMALIZES: dict[str, Callable[[Any], bool]] = {
@@ -105,9 +107,11 @@ class PackedPolicy(torch.nn.Module):
         if self._context is not None:
             # A token may be predicted in the slice of the rank before. So it belongs to the rank
             # that has its predictor, and each token to exactly one rank.
-            predictors_M = row.predictors_M
-            places = ((predictors_M >= mine.start) & (predictors_M < mine.stop)).nonzero()[:, 0]
-            tokens = (predictors_M[places] - mine.start, *(one[places] for one in tokens[1:]))
+            host_M = row.host_predictors_M
+            is_mine_M = (host_M >= mine.start) & (host_M < mine.stop)
+            places = to_device(np.flatnonzero(is_mine_M), row.predictors_M.device)
+            tokens = tuple(one.index_select(0, places) for one in tokens)
+            tokens = (tokens[0] - mine.start, *tokens[1:])
         predictors, targets, temperatures = tokens
         logprobs, entropy = chunked_logprobs(
             output.last_hidden_state[0].index_select(0, predictors),

@@ -31,6 +31,8 @@ class PackedRow:
     """[M], the index in the batch of each trained token; on the host, where it is used."""
     predictors_M: torch.Tensor
     """[M] int64, the index in the row of the token before it, which samples may share."""
+    host_predictors_M: NDArray[np.int64]
+    """The same in the memory of the host, for code that reads them: on a GPU it would wait."""
     targets_M: torch.Tensor
     """[M] int64, the id of each trained token."""
     temperatures_M: torch.Tensor
@@ -91,6 +93,7 @@ def packed_row(
         sequences=sequences,
         trained_M=trained_M,
         predictors_M=to_device(predictors_M, device, torch.long),
+        host_predictors_M=np.asarray(predictors_M, np.int64),
         targets_M=to_device(targets_M, device, torch.long),
         temperatures_M=to_device(batch.temperatures_T[trained_M], device),
         routes_TLK=_routes(batch, len(token_ids_T), device),

@@ -18,6 +18,7 @@ from telescope_train.models.attention.context_parallel import (
     heads_of_rank,
 )
 from telescope_train.models.attention.kinds import AttentionKind
+from telescope_train.models.moving import to_device
 
 
 class Norm(torch.nn.Module):
@@ -110,7 +111,9 @@ class GroupedExperts(torch.nn.Module):
         self, states_TH: Tensor, tokens_per_expert: Tensor, probs_T: Tensor
     ) -> tuple[Tensor, None]:
         """Map tokens that are sorted by expert, each with the weight of its expert."""
-        counts_E = torch.as_tensor(tokens_per_expert).to(states_TH.device)
+        counts_E = torch.as_tensor(tokens_per_expert)
+        if counts_E.device.type == "cpu":
+            counts_E = to_device(counts_E.numpy(), states_TH.device)
         both = _grouped_product(states_TH, self.fc1, counts_E)
         gate, up = both.chunk(2, -1)
         inner = torch.nn.functional.silu(gate) * up * probs_T.unsqueeze(-1)

@@ -80,7 +80,7 @@ def rank_row(
     order, local_T = None, np.arange(len(positions))
     mine = local_T
     if ranks > 1:
-        whole = context_order(sequences.starts.cpu().numpy(), ranks)
+        whole = context_order(sequences.host_starts.numpy(), ranks)
         inverse = np.argsort(whole)
         order = ContextOrder(
             ranks_from_row=to_device(whole, device),

@@ -190,6 +190,8 @@ class Sequences:
     """Layout for attention in blocks."""
     starts: torch.Tensor
     """[S + 1] int32 cumulative lengths in tokens, for varlen kernels."""
+    host_starts: torch.Tensor
+    """The same in the memory of the host, for code that reads them: on a GPU it would wait."""
     longest: int
     """Tokens of the longest sequence; a plain int, so that no layer has to wait for a GPU."""
     shared: SharedRow | None = None
@@ -221,6 +223,7 @@ def _sequences(
         positions_T=to_device(positions_T, device, torch.long),
         layout=packed_layout(lengths_S, device),
         starts=cumulative(lengths_S, device),
+        host_starts=cumulative(lengths_S, torch.device("cpu")),
         longest=int(lengths_S.max()),
         shared=shared,
     )
