@@ -91,6 +91,10 @@ def test_metrics_of_tools_are_listed_with_their_direction(path):
     assert words[words.index("slips") + 1 :][:4] == ["lower", "is", "better", "1.000"]
 
 
+def test_the_mean_with_failures_at_the_minimum_stands_below_the_mean(path):
+    assert "failures at minimum" in Checker(path.read_text()).text
+
+
 def test_parts_of_the_reward_are_listed(path):
     text = " ".join(" ".join(Checker(path.read_text()).text).split())
     assert (

@@ -95,10 +95,18 @@ def _estimates(result: EvalResult) -> str:
         return ""
     reward = ""
     if result.reward is not None and result.reward_max > result.reward_min:
-        e = result.reward
-        row = IntervalRow(label="reward", mean=e.mean, low=e.low, high=e.high, color=1)
+        means = [("reward", result.reward)]
+        if result.num_failed and result.reward_with_failures is not None:
+            means.append(("failures at minimum", result.reward_with_failures))
         span = (result.reward_min, result.reward_max)
-        chart = interval_chart([row], label="Mean reward", x_range=span)
+        chart = interval_chart(
+            [
+                IntervalRow(label=name, mean=e.mean, low=e.low, high=e.high, color=1)
+                for name, e in means
+            ],
+            label="Mean reward",
+            x_range=span,
+        )
         reward = html.figure("Mean reward", chart)
     chart = interval_chart(rows, label="pass@k and pass^k with 95% intervals")
     return (
