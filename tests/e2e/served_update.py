@@ -2,12 +2,16 @@
 
 `python served_update.py PLACE FAMILY...` loads each model PLACE/FAMILY-0, sends it the weights in
 PLACE/FAMILY-1 twice, and prints the names of tensors that are not what a load of these gives, as
-JSON by family. It is a process of its own, because vLLM keeps process groups in globals.
+JSON by family. Before the updates come transfers that break off, each after one more tensor, and
+their retries. It is a process of its own, because vLLM keeps process groups in globals.
 """
 
+import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,24 +43,59 @@ def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def weights_of(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        yield from load_file(file).items()
+
+
+def retried(engine: TelescopeEngine, folder: str, num_sent: int) -> None:
+    """Update to `folder` after a transfer that broke off behind `num_sent` tensors."""
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from itertools.islice(weights_of(folder), num_sent)
+        raise RuntimeError("a member of the group has gone")
+
+    engine.start_weight_update()
+    with suppress(RuntimeError):
+        engine.model.load_weights(broken())
+    update(engine, folder)
+
+
+def update(engine: TelescopeEngine, folder: str) -> None:
+    engine.start_weight_update()
+    engine.model.load_weights(weights_of(folder))
+    engine.finish_weight_update()
+
+
 def differing(folder: str, other: str) -> list[str]:
     model, config = loaded(folder)
+    first = {name: one.clone() for name, one in tensors(model).items()}
     fresh = tensors(loaded(other)[0])
     settings: Any = SimpleNamespace(
         parallel_config=config.parallel_config, model_config=config.model_config
     )
     nothing: Any = None
     engine = TelescopeEngine(nothing, settings, torch.device("cpu"), model)
-    first = {name: one.clone() for name, one in tensors(model).items()}
+    found: list[str] = []
+
+    def compare(expected: dict[str, torch.Tensor], how: str) -> None:
+        updated = tensors(model)
+        assert updated.keys() == expected.keys()
+        wrong = [name for name, one in updated.items() if not torch.equal(one, expected[name])]
+        found.extend(f"{name}{how}" for name in wrong)
+
+    # To and fro, so that what is left of the weights before is seen.
+    ends = itertools.cycle([(other, fresh), (folder, first)])
+    for num_sent, (end, expected) in zip(range(len(list(weights_of(other)))), ends, strict=False):
+        retried(engine, end, num_sent)
+        compare(expected, f" after a break behind tensor {num_sent}")
+    update(engine, folder)
+    compare(first, " after the way back")
     for _ in range(2):
-        engine.start_weight_update()
-        for file in sorted(Path(other).glob("*.safetensors")):
-            model.load_weights(load_file(file).items())
-        engine.finish_weight_update()
-    updated = tensors(model)
-    assert updated.keys() == fresh.keys()
-    assert any(not torch.equal(one, first[name]) for name, one in updated.items())
-    return [name for name, one in updated.items() if not torch.equal(one, fresh[name])]
+        update(engine, other)
+    assert any(not torch.equal(one, first[name]) for name, one in tensors(model).items())
+    compare(fresh, "")
+    return found
 
 
 def main() -> None:

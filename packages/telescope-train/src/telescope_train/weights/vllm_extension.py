@@ -124,6 +124,8 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         # Face stores them cannot be written over the result.
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        forget_broken_update(self.model)
+        self._give_kernels_back()
         if self.device.type == "cpu":
             self._kernels = without_kernels(self.model)
         initialize_layerwise_reload(self.model)
@@ -148,9 +150,14 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         is_tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
         with unwarned_of(sent_nothing_to(self.model, is_tied=is_tied)):
             finalize_layerwise_reload(self.model, self.model_config)
-        for method, kernel in self._kernels:
-            method.moe_kernel = method.moe_kernel or kernel  # of layers that nothing was sent to
+        self._give_kernels_back()
         repack_heads(self.model)
+
+    def _give_kernels_back(self) -> None:
+        """Return the kernels of layers that nothing was sent to."""
+        for method, kernel in self._kernels:
+            method.moe_kernel = method.moe_kernel or kernel
+        self._kernels = ()
 
     def shutdown(self) -> None:
         """Disconnect from the trainer. Idempotent."""
@@ -165,6 +172,26 @@ class TelescopeEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         digests = Digests()
         yield from receive(self._receiver, info.headers(), digests, bucket_bytes=self._bucket_bytes)
         self.received = digests
+
+
+def forget_broken_update(model: torch.nn.Module) -> None:
+    """Drop what an update that did not end has left in layers, and put their tensors back.
+
+    vLLM begins an update only of layers that are in none. The next one would count the tensors that
+    a layer got before the break, take it for complete too early, and drop the rest.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        LOADING_LAYERS,
+        _place_kernel_tensors,
+        get_layerwise_info,
+    )
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
+            info.reset()
+    LOADING_LAYERS.clear()
 
 
 def sent_nothing_to(model: torch.nn.Module, *, is_tied: bool) -> set[str]:
