@@ -94,7 +94,7 @@ def test_only_layers_without_weights_of_their_own_may_get_none(is_tied, caplog):
 
 @pytest.mark.slow
 def test_an_update_leaves_what_a_fresh_load_of_its_weights_gives(tmp_path: Path) -> None:
-    families = ("Qwen3Moe", "Mixtral", "Qwen3")
+    families = ("Qwen3Moe", "Mixtral", "Qwen3", "Gemma4Text")
     for family, seed in itertools.product(families, range(2)):
         save_model(family, tmp_path / f"{family}-{seed}", seed=seed)
     script = str(Path(__file__).with_name("served_update.py"))

@@ -37,6 +37,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma": {**_WITH_HEAD_DIM},
     "Gemma2": {**_WITH_HEAD_DIM, "query_pre_attn_scalar": 16, "sliding_window": 8},
     "Gemma3Text": {**_WITH_HEAD_DIM, "query_pre_attn_scalar": 16, "sliding_window": 8},
+    "Gemma4Text": {
+        **_WITH_HEAD_DIM,
+        "global_head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    },
     "Phi": {**_SIZES},
     "Phi3": {**_SIZES, "tie_word_embeddings": False},
     "Granite": {**_SIZES, "tie_word_embeddings": True},
@@ -62,12 +70,15 @@ INDEX = "model.safetensors.index.json"
 
 
 def save_model(family: str, folder: Path, *, in_shards: bool = False, seed: int = 0) -> Path:
-    """Write a random model, norms and biases included, in one file or in several."""
+    """Write a random model, in one file or in several; norms, biases and scales are random too."""
     torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
+    for name, buffer in model.named_buffers():
+        if name in model.state_dict():
+            torch.nn.init.normal_(buffer, std=0.5)
     model.save_pretrained(folder, max_shard_size="12KB" if in_shards else "1GB")
     return folder
 

@@ -1,7 +1,9 @@
 """A model is what its files say: it is loaded as transformers loads it, or refused by name."""
 
 import json
+import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +27,14 @@ from telescope_core.errors import ConfigError
 from telescope_train.backends.fsdp.policy import fill
 from telescope_train.backends.megatron.architecture import architecture_of
 from telescope_train.backends.megatron.mapping import hugging_face_shapes
+from telescope_train.backends.transfer import TensorHeader
 from telescope_train.checkpoints.saver import save_model_description
 from telescope_train.config.schema import ModelSection
 from telescope_train.models.facts import facts_of, read_model_facts
+from telescope_train.models.file_names import as_in_files
 from telescope_train.models.fit import empty_model
 from telescope_train.models.load import load_model, prepare_model
+from telescope_train.models.lora import merged_weights
 from telescope_train.models.source import read_source, require_tensors
 
 LIBRARIES = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
@@ -225,6 +230,42 @@ def test_a_head_of_its_own_goes_to_servers_checkpoints_and_exports(tiny, tmp_pat
     save_model_description(tmp_path / "described", ModelSection(model=str(folder)))
     for path in (tmp_path / "saved", tmp_path / "described"):
         assert json.loads((path / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_that_is_in_the_files_leaves_the_trainer(family, saved):
+    folder = saved(family, False)
+    lm = load_model(str(folder)).model
+    found = {
+        name: value
+        for whole_name, whole in merged_weights(lm, torch.Tensor.detach)
+        for name, value in as_in_files(whole_name, whole, lm.config.model_type)
+    }
+    stored = Folder(folder)
+    assert sorted(found) == stored.names
+    assert all(torch.equal(value, stored.of(name)[name]) for name, value in found.items())
+
+
+@pytest.mark.slow
+def test_scales_that_are_no_weights_go_to_servers_and_exports(saved, tiny, tmp_path, start):
+    folder = shutil.copytree(saved("Gemma4Text", False), tmp_path / "model")
+    for file in (*tiny.glob("tokenizer*"), *tiny.glob("*.jinja")):
+        shutil.copyfile(file, folder / file.name)
+    settings = backend_settings(folder)
+    mixed = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
+    worker = start(replace(settings, model=mixed))
+    kept = {name: one for name, one in worker.export_weights() if name.endswith("layer_scalar")}
+    assert len(kept) == 2
+    headers = {one.name: one for one in worker.backend.transfer_headers()}
+    for name, value in worker.backend.transfer_weights():
+        assert headers.pop(name) == TensorHeader.from_tensor(name, value)
+        assert torch.equal(value, kept.get(name, value)), "a buffer keeps its dtype"
+    assert not headers
+    worker.save_pretrained(str(tmp_path / "saved"))
+    again = by_transformers(tmp_path / "saved")
+    assert again is not None
+    assert again.is_whole
+    assert all(torch.equal(again.weights[name], value) for name, value in kept.items())
 
 
 @pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Qwen2", "Llama"])

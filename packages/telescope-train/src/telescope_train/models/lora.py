@@ -107,9 +107,11 @@ def dropout_on(lm: PreTrainedModel) -> Iterator[None]:
 def merged_weights(
     lm: PreTrainedModel, whole: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (base name, value) of every parameter, with adapters merged in.
+    """Yield (base name, value) of every tensor in the model's files, with adapters merged in.
 
     `whole` gathers one parameter. Sums are rounded once, to `dtype` or that of the parameter.
+    Buffers that are in the files (a Gemma 4 layer's scale) are whole on every rank, and keep their
+    own dtype: they are no weights, but without them it would be another model.
     """
     modules = adapted_modules(lm)
     for name, parameter in lm.named_parameters():
@@ -121,6 +123,10 @@ def merged_weights(
         if leaf == "weight" and module_name in modules:
             value = merged(value, modules[module_name], whole).to(dtype or value.dtype)
         yield base_name, value
+    for name, value in lm.named_buffers():
+        module_name, _, leaf = name.rpartition(".")
+        if leaf not in lm.get_submodule(module_name)._non_persistent_buffers_set:
+            yield name.replace(".base_layer.", "."), value
 
 
 def merged(weight: Tensor, module: Any, whole: Callable[[Tensor], Tensor]) -> Tensor:
