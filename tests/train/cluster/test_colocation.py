@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from telescope_core.errors import TelescopeError
+from telescope_train import resources
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import SleepingServers
 from telescope_train.plan.load import load_train_config
-from telescope_train.resources import one_after_another
 
 FLAGS = ["--name", "x", "--number_of_steps", "2", "--model", "m", "--max_async_rollout", "0"]
 ENVIRONMENTS = ["--environments", '[{"name": "a"}]']
@@ -71,6 +71,24 @@ def test_server_and_rank_never_need_more_than_the_gpu_has():
     asyncio.run(main())
 
 
+def test_what_is_scored_in_between_costs_a_server_no_weights():
+    async def main() -> None:
+        gpu: Any = Gpu()
+        gpu_sharing = shared(gpu, level=2)
+        async with gpu_sharing.trainers_turn():
+            await gpu.train()
+        assert gpu.held == {"server": 60, "rank": 20}
+        assert gpu.calls == ["/sleep?level=1&mode=wait", "/wake_up"]
+        await gpu_sharing.trainer_works()
+        with pytest.raises(AssertionError, match="forgotten their weights"):
+            async with gpu_sharing.trainers_turn():
+                pass
+        async with GpuSharing().trainers_turn():
+            pass
+
+    asyncio.run(main())
+
+
 def test_a_server_with_a_request_does_not_sleep():
     async def main() -> None:
         gpu: Any = Gpu()
@@ -105,29 +123,57 @@ def test_both_get_a_half_of_one_gpu():
     assert {bundle.gpus for bundle in bundles_of(config(), "cpu")} == {0}
 
 
-def test_resident_processes_start_one_after_another_and_nobody_sleeps():
-    """A server measures what is free as it starts; whoever takes turns needs a group to sleep."""
-    order: list[str] = []
+class Starts:
+    """The start of a server and a rank on the memory of one GPU, step by step."""
 
-    async def started(name: str) -> dict[int, str]:
-        order.append(f"{name} starts")
+    reached = (("http://server", "name"),)
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.order: list[str] = []
+        self.gpu: Any = Gpu()
+        self.gpu.close = self.closed
+        monkeypatch.setattr(resources, "TokenClient", lambda *told, **named: self.gpu)
+
+    async def started(self, name: str) -> dict[int, str]:
+        self.order.append(f"{name} starts")
         await asyncio.sleep(0)
-        order.append(f"{name} is ready")
+        self.order.append(f"{name} is ready")
         return {}
 
-    async def both(*, takes_turns: bool) -> Any:
-        healthy, loaded, imported = started("server"), started("rank"), started("import")
-        no_group: Any = None
-        try:
-            return await one_after_another(
-                healthy, imported, loaded, no_group, "", takes_turns=takes_turns
-            )
-        finally:
-            loaded.close()
+    async def loaded(self) -> None:
+        await self.started("rank")
+        if self.gpu.calls:
+            await self.gpu.train()  # its rehearsed step, whose memory stays in torch's cache
 
-    assert asyncio.run(both(takes_turns=False)) == {}
+    async def closed(self) -> None:
+        self.order.append("closed")
+
+    async def both(self, *, takes_turns: bool) -> Any:
+        servers: Any = self
+        return await resources.one_after_another(
+            self.started("server"),
+            self.started("import"),
+            self.loaded(),
+            servers,
+            "",
+            shared_with=self.gpu,
+            takes_turns=takes_turns,
+        )
+
+
+def test_resident_processes_start_one_after_another_and_nobody_sleeps(monkeypatch):
+    """A server measures what is free as it starts."""
+    starts = Starts(monkeypatch)
+    assert asyncio.run(starts.both(takes_turns=False)) == {}
     # What needs no GPU is done beside the server's start.
-    assert order[:4] == ["server starts", "import starts", "server is ready", "import is ready"]
-    assert order[4:] == ["rank starts", "rank is ready"]
-    with pytest.raises(AttributeError):
-        asyncio.run(both(takes_turns=True))
+    ready = ["server starts", "import starts", "server is ready", "import is ready"]
+    assert starts.order == [*ready, "rank starts", "rank is ready"]
+    assert starts.gpu.calls == []
+
+
+def test_a_server_that_takes_turns_wakes_when_the_rank_has_freed_what_loading_needed(monkeypatch):
+    starts = Starts(monkeypatch)
+    assert asyncio.run(starts.both(takes_turns=True)) == {}
+    assert starts.order[4:] == ["rank starts", "rank is ready", "closed"]
+    assert starts.gpu.calls == ["/sleep?level=1&mode=wait", "/wake_up"]
+    assert starts.gpu.held == {"server": 60, "rank": 20}

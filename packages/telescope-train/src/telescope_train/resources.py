@@ -23,7 +23,7 @@ from telescope_train.backends.transfer import Wire
 from telescope_train.chat.message_form import MessageForm
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
+from telescope_train.cluster.colocation import FreesMemory, GpuSharing, SharedGpu, sleep_level
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
@@ -210,6 +210,7 @@ async def open_processes(
                     loaded,
                     servers,
                     session.secret,
+                    shared_with=ranks,
                     takes_turns=config.inference.colocate is True,
                 )
             else:
@@ -251,12 +252,13 @@ async def one_after_another(
     group: ServerGroup,
     secret: str,
     *,
+    shared_with: FreesMemory,
     takes_turns: bool,
 ) -> Mapping[int, str]:
     """Start servers, then ranks on the same GPU; returns the servers that failed, and why.
 
-    `prepared`: what ranks do without the GPU, while the servers start. `takes_turns`: servers sleep
-    while ranks load, as ranks may need their memory for that.
+    `prepared`: what ranks do without the GPU, while the servers start. `shared_with`: these ranks.
+    `takes_turns`: servers sleep while ranks load, as ranks may need their memory for that.
     """
     # vLLM measures what is free while it starts: nobody else may load a model then.
     failed, _ = await asyncio.gather(healthy, prepared)
@@ -268,6 +270,8 @@ async def one_after_another(
         # At level 1, because nobody could send them their first weights.
         await asyncio.gather(*(sleep(client, level=1) for client in clients))
         await loaded
+        # What their rehearsed step needed is in torch's cache.
+        await shared_with.free_cached_memory()
         await asyncio.gather(*map(wake, clients))
     finally:
         for client in clients:

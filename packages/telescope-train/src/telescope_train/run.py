@@ -18,6 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from telescope_core.base import interruptible, interrupts
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
@@ -33,6 +36,7 @@ from telescope_core.records.events import drop_events
 from telescope_core.records.logs import ProcessLog
 from telescope_core.reports.train_report import write_train_report
 from telescope_train.backends.protocol import RankDiedError
+from telescope_train.batches.batch import Shards
 from telescope_train.batches.packing import Packing
 from telescope_train.checkpoints.folders import (
     RunCheckpoint,
@@ -563,11 +567,16 @@ async def _prove(resources: Resources, mix: Mix, packing: Packing) -> SelfTest:
     """Run and return the last self-test, and show and record all of them."""
     ranks, prepared = resources.processes.ranks, resources.prepared
     quantization = prepared.config.inference.inference_quantization
+
+    async def logprobs(shards: Shards) -> list[list[NDArray[np.float32]]]:
+        async with resources.policies.gpu_sharing.trainers_turn():
+            return await ranks.logprobs(shards)
+
     agreement = await check_engine(
         resources.policies.source,
         {name: one.sampling for name, one in mix.playing.items()},
         packing,
-        ranks.logprobs,
+        logprobs,
         dtype=prepared.dtype if quantization == "none" else quantization,
         why_silent=lambda: next(
             (x.reason for x in resources.policies.pool.servers if x.reason), ""

@@ -19,8 +19,11 @@ from telescope_train.config.schema import TrainConfig
 class Sleeps(Protocol):
     """Servers that can free their GPU memory; see `inference.sleep`."""
 
-    async def sleep(self) -> None:
-        """Free the memory; a server that does not is ended."""
+    async def sleep(self, *, keeps_weights: bool = False) -> None:
+        """Free the memory; a server that does not is ended.
+
+        `keeps_weights`: it has its weights again when it wakes, whatever the settings say.
+        """
         ...
 
     async def wake(self) -> None:
@@ -50,6 +53,11 @@ class GpuSharing:
         """Hold the servers' turn during the block, which needs their memory."""
         yield
 
+    @asynccontextmanager
+    async def trainers_turn(self) -> AsyncIterator[None]:
+        """Hold the trainer's turn during the block; servers have the same weights afterwards."""
+        yield
+
 
 class SharedGpu(GpuSharing):
     """Trainer and servers take turns. Servers are awake at first."""
@@ -63,13 +71,16 @@ class SharedGpu(GpuSharing):
 
     async def trainer_works(self) -> None:
         """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
+        await self._give_to_trainer(keeps_weights=False)
+
+    async def _give_to_trainer(self, *, keeps_weights: bool) -> None:
         if not self._is_servers_turn:
             return
         # First of all: nobody else may begin to use their memory.
         self._is_servers_turn = False
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_holding == 0)
-        await self._servers.sleep()
+        await self._servers.sleep(keeps_weights=keeps_weights)
 
     async def servers_work(self) -> None:
         """Wake the servers if they sleep; they have no weights until the next update."""
@@ -93,6 +104,14 @@ class SharedGpu(GpuSharing):
             self._num_holding -= 1
             async with self._changed:
                 self._changed.notify_all()
+
+    @asynccontextmanager
+    async def trainers_turn(self) -> AsyncIterator[None]:
+        """Put the servers to sleep during the block. It must begin in the servers' turn."""
+        assert self._is_servers_turn, "servers that sleep already may have forgotten their weights"
+        await self._give_to_trainer(keeps_weights=True)
+        yield
+        await self.servers_work()
 
 
 def sleep_level(config: TrainConfig) -> int:

@@ -51,8 +51,11 @@ class SleepingServers:
         self._level = level
         self._asleep: list[Member] = []
 
-    async def sleep(self) -> None:
-        """Return when all memory has been given back. Nothing may be in flight."""
+    async def sleep(self, *, keeps_weights: bool = False) -> None:
+        """Return when all memory has been given back. Nothing may be in flight.
+
+        `keeps_weights`: at level 1, whatever the level of these servers is.
+        """
         for client in (one.client for one in self._pool.servers if one.takes_requests):
             if client.num_in_flight:
                 raise TelescopeError(
@@ -60,18 +63,23 @@ class SleepingServers:
                     f"{client.num_in_flight} in flight; it would forget what it computed for them"
                 )
         self._asleep = []
-        servers = enumerate(self._pool.servers)
-        await asyncio.gather(*(self._put_to_sleep(index, server) for index, server in servers))
+        level = 1 if keeps_weights else self._level
+        await asyncio.gather(
+            *(
+                self._put_to_sleep(index, server, level)
+                for index, server in enumerate(self._pool.servers)
+            )
+        )
 
     async def wake(self) -> None:
         """Return when the servers that sleep have their memory again, or are lost."""
         await asyncio.gather(*(self._wake(one) for one in self._asleep if one.is_left))
 
-    async def _put_to_sleep(self, index: int, server: Server) -> None:
+    async def _put_to_sleep(self, index: int, server: Server, level: int) -> None:
         member = Member(server, server.life)
         if server.takes_weights:
             try:
-                await sleep(server.client, level=self._level)
+                await sleep(server.client, level=level)
             except EndpointError as error:
                 reason = f"it did not give its memory back: {error}"
                 self._pool.lose(server, reason, life=member.life)
