@@ -13,7 +13,12 @@ from telescope_train.models.facts import facts_of
 from telescope_train.plan.checks.cluster import weights_device_problems
 from telescope_train.plan.gpus import CONTEXT_BYTES, colocated, gpu_problems, num_gpus_needed
 from telescope_train.plan.load import load_train_config
-from telescope_train.plan.memory import rank_memory, resident_bytes, server_memory
+from telescope_train.plan.memory import (
+    rank_memory,
+    resident_bytes,
+    server_memory,
+    transfer_bytes,
+)
 from telescope_train.resources import transport_of
 from telescope_train.step.stream_rules import needs_whole_batch
 
@@ -136,6 +141,21 @@ def test_following_the_advice_for_one_gpu_ends_at_a_run_that_fits():
     assert problems("1.7B", *SHARED, f"--{name}", share) == []
     too_much = f"{float(share) + 0.02:g}"
     assert problems("1.7B", *SHARED, f"--{name}", too_much) != []
+
+
+def test_the_advice_for_one_gpu_leaves_room_for_an_update_of_weights():
+    """At its largest tensor there are four of it: rounded, sent, received and loaded."""
+    facts, shared = facts_of(QWEN3["1.7B"]), config(*SHARED)
+    embedding = 2 * 151936 * 2048
+    assert transfer_bytes(shared, facts) == 4 * embedding
+    adapters = config(*SHARED, "--use_lora")
+    assert transfer_bytes(adapters, facts) == 4 * 256 * 2**20  # a bucket is larger than a layer
+    (said,) = problems("1.7B", *SHARED)
+    rank = rank_memory(shared, facts, device="cuda")
+    assert rank is not None
+    share = float(said.rpartition("lower it to ")[2])
+    left = H100 - resident_bytes(shared, rank) - CONTEXT_BYTES - share * H100
+    assert 0 <= left - 4 * embedding <= 0.01 * H100
 
 
 def test_what_stays_on_the_gpu_beside_a_server_is_weights_and_moments():

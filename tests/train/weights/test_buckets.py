@@ -1,10 +1,13 @@
 """Buckets of tensors: both ends plan the same ones, from what is known before the first byte."""
 
+import weakref
+
 import torch
 
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.weights.digests import Digests
-from telescope_train.weights.transport import filled, plan_buckets
+from telescope_train.weights.sending import WeightSending, _Staged
+from telescope_train.weights.transport import Bucket, filled, plan_buckets, receive, send
 
 
 def of_bytes(*sizes: int) -> list[TensorHeader]:
@@ -55,3 +58,38 @@ def test_tensors_are_taken_one_at_a_time():
     buckets = filled(plan_buckets(headers, 128), tensors(), buffer, Digests())
     next(buckets)
     assert taken == ["0"], "a model is never in memory twice"
+
+
+class Buffers:
+    """Buffers of growing size, of which there may be one at a time."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def buffer(self, num_bytes: int) -> torch.Tensor:
+        assert not any(one() is not None for one in self.made), "the one before is still held"
+        flat = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.made.append(weakref.ref(flat.untyped_storage()))
+        return flat
+
+    def send(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        assert len(flat) == bucket.num_bytes
+
+    def receive(self, bucket: Bucket) -> torch.Tensor:
+        return self.buffer(bucket.num_bytes)
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_the_buffer_before_is_free_when_the_next_one_is_made():
+    headers = of_bytes(100, 28, 200, 300)
+    given = ((one.name, torch.zeros(one.num_bytes, dtype=torch.uint8)) for one in headers)
+    sender, receiver, staged = Buffers(), Buffers(), Buffers()
+    send(sender, headers, given, bucket_bytes=192)
+    for _, tensor in receive(receiver, headers, Digests(), bucket_bytes=192):
+        del tensor
+    held = [(one, torch.zeros(one.num_bytes)) for one in plan_buckets(headers, 192)]
+    WeightSending._sent_staged(staged, _Staged(held, Digests()))
+    assert [len(one.made) for one in (sender, receiver, staged)] == [3, 3, 3]

@@ -16,6 +16,7 @@ from telescope_train.plan.memory import (
     resident_bytes,
     server_memory,
     smallest_cache_bytes,
+    transfer_bytes,
 )
 
 CONTEXT_BYTES = 2 * 2**30
@@ -136,7 +137,7 @@ def memory_problems(
             f"{_gib(gpu_bytes)}; raise gpu_memory_utilization{more}, or lower max_model_len"
         )
     if config.inference.colocate is True:
-        yield from _colocation_problems(config, rank, least, gpu_bytes)
+        yield from _colocation_problems(config, facts, rank, least, gpu_bytes)
 
 
 def _least_of_server(config: TrainConfig, facts: ModelFacts, limit: int) -> float:
@@ -149,10 +150,12 @@ def _least_of_server(config: TrainConfig, facts: ModelFacts, limit: int) -> floa
 
 
 def _colocation_problems(
-    config: TrainConfig, rank: MemoryPlan, least: float, gpu_bytes: int
+    config: TrainConfig, facts: ModelFacts, rank: MemoryPlan, least: float, gpu_bytes: int
 ) -> Iterator[str]:
-    # A server that sleeps keeps its context, and so does a rank that waits.
+    # A server that sleeps keeps its context, and so does a rank that waits. When the server gets
+    # new weights it has all of its memory already.
     resident = resident_bytes(config, rank) + CONTEXT_BYTES
+    transfer = transfer_bytes(config, facts)
     used = config.inference.gpu_memory_utilization * gpu_bytes
     if rank.total_bytes + 2 * CONTEXT_BYTES > gpu_bytes >= rank.total_bytes + CONTEXT_BYTES:
         yield (
@@ -160,20 +163,22 @@ def _colocation_problems(
             f"{_gib(rank.total_bytes + 2 * CONTEXT_BYTES)} GiB, and the GPU has "
             f"{_gib(gpu_bytes)}; {_smaller(config)}"
         )
-    if resident + used <= gpu_bytes:
+    room = gpu_bytes - resident - transfer
+    if used <= room:
         return
-    room = gpu_bytes - resident
+    kept = f"{_gib(resident)} GiB on the GPU while rollouts are sampled"
+    passed = f"an update of weights passes {_gib(transfer)} GiB at once"
     if room >= least:
         share = int(100 * room / gpu_bytes) / 100
         yield (
-            f"while rollouts are sampled the trainer keeps {_gib(resident)} GiB on the GPU, so "
+            f"the trainer keeps {kept}, and {passed}, so "
             f"that gpu_memory_utilization = {config.inference.gpu_memory_utilization:g} "
             f"({_gib(used)} of {_gib(gpu_bytes)} GiB) does not fit; lower it to {share:g}"
         )
     else:
         yield (
-            f"the trainer keeps {_gib(resident)} GiB on the GPU while rollouts are sampled, and "
-            f"the server needs {_gib(least)}: more than its {_gib(gpu_bytes)} together; "
+            f"the trainer keeps {kept}, {passed}, and "
+            f"the server needs {_gib(least)}: more than the GPU's {_gib(gpu_bytes)} together; "
             f"{_smaller(config)}"
         )
 

@@ -162,6 +162,20 @@ def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
     return sum(size for name, size in rank.parts if name not in passing)
 
 
+def transfer_bytes(config: TrainConfig, facts: ModelFacts) -> int:
+    """Return the memory of an update of weights within one GPU, beyond both models, in bytes.
+
+    It passes the largest tensor or layer at most four times at once: as the rank rounds it, in the
+    buffer that both map, in the server's copy of that, and in the layer that the server fills.
+    """
+    compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, "cuda")]
+    head = facts.num_head_parameters or 0
+    layer = max(0, (facts.num_parameters or 0) - head) // (facts.num_layers or 1)
+    # With LoRA neither the embedding nor the head is sent.
+    largest = layer if config.trainer.use_lora else max(layer, head)
+    return 4 * max(compute * largest, config.weights.weight_broadcast_bucket_mb * 2**20)
+
+
 def _rounded(config: TrainConfig, facts: ModelFacts, compute: int, shards: int) -> list[int]:
     """Return the bytes of a rank's copy in the dtype of the layers, besides its master weights."""
     is_same = BYTES_PER_VALUE[config.model.model_dtype] == compute

@@ -132,7 +132,9 @@ class _IpcSender:
 
     def buffer(self, num_bytes: int) -> torch.Tensor:
         if self._buffer is None or len(self._buffer) < num_bytes:
-            self._buffer = None  # before there is another one
+            # Before there is another one. Its memory is free once the workers have unmapped it too,
+            # which they do when they hear of the next; most models begin with their largest tensor.
+            self._buffer = None
             self._memory.collect()
             self._buffer = self._memory.buffer(num_bytes, self._device)
             self._told = 0

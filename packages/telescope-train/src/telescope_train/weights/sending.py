@@ -142,6 +142,7 @@ class WeightSending:
         for bucket, held in staged.buckets:
             flat = sender.buffer(bucket.num_bytes)
             sender.send(bucket, flat.copy_(held, non_blocking=True))
+            del flat  # before there is another one
         sender.settle()
         return staged.digests
 

@@ -92,7 +92,7 @@ def filled(
                 )
             part.copy_(_content(tensor))
             digests.add(name, part)
-            del tensor
+            del tensor, part  # which is a view of the buffer
         yield bucket, flat
         del flat
     extra = next(given, None)
@@ -230,4 +230,6 @@ def receive(
             # Before the loaders get it: what they do with a buffer is theirs.
             digests.add(header.name, part)
             yield header.name, part.view(header.torch_dtype).view(header.shape)
+            del part
+        del flat  # before the next one is received
     receiver.settle()
