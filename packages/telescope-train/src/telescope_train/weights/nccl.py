@@ -4,6 +4,7 @@ The parts that need a GPU are behind `Fabric`, so a test without one replaces on
 """
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -50,16 +51,28 @@ class Communicator:
         from vllm.distributed.utils import StatelessProcessGroup
         from vllm.utils.nccl import unpinned_nccl_env
 
+        limit_s = wait_s or JOIN_DEADLINE_S
         group = StatelessProcessGroup.create(
             host=place.host,
             port=place.port,
             rank=rank,
             world_size=place.world_size,
-            store_timeout=round(wait_s or JOIN_DEADLINE_S),
+            store_timeout=round(limit_s),
             listen_socket=None if listen_fd is None else socket.socket(fileno=listen_fd),
         )
         with unpinned_nccl_env():
-            self._communicator: Any = PyNcclCommunicator(group, device=device)
+            # In two steps, so that what has come of it can be aborted.
+            self._communicator: Any = PyNcclCommunicator.__new__(PyNcclCommunicator)
+            join_within(
+                limit_s,
+                lambda: self._communicator.__init__(group, device=device),
+                abort=self._abort_joining,
+            )
+
+    def _abort_joining(self) -> None:
+        if hasattr(self._communicator, "comm"):
+            self._communicator.destroy()  # which ends the first reduction, that is on the GPU
+        self._communicator.disabled = True  # if it is not: there will be none
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Queue one broadcast from rank 0."""
@@ -74,6 +87,34 @@ class Communicator:
     def leave(self) -> None:
         """Abort the communicator."""
         self._communicator.destroy()
+
+
+def join_within(limit_s: float, join: Callable[[], None], *, abort: Callable[[], None]) -> None:
+    """Return when `join` does; raises its error, or RuntimeError after `limit_s` seconds.
+
+    Once all members have met, NCCL connects them without a deadline: if one of them dies then, the
+    others wait for ever. `abort` ends what can be ended of that. A thread that waits in NCCL itself
+    stays behind; it has queued nothing on the GPU, and the next group is another one.
+    """
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            join()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="joining over NCCL", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        abort()
+        raise RuntimeError(
+            f"NCCL did not connect all members within {limit_s:g} s after they had met; one of "
+            "them has probably died"
+        )
+    if failed:
+        raise failed[0]
 
 
 class _End:

@@ -1,0 +1,41 @@
+"""NCCL itself has no deadline for joining; a stand-in for it waits for ever here."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from telescope_train.weights.nccl import Communicator, join_within
+
+
+def test_who_waits_for_a_member_that_died_gives_up_and_aborts():
+    aborted = threading.Event()
+    with pytest.raises(RuntimeError, match="connect all members within 0 s"):
+        join_within(0.0, lambda: (aborted.wait(), None)[1], abort=aborted.set)
+    assert aborted.is_set()
+
+
+def test_who_joins_in_time_has_joined_and_an_error_is_its_own():
+    joined: list[str] = []
+    never = joined.clear
+    join_within(60.0, lambda: joined.append("joined"), abort=never)
+    assert joined == ["joined"]
+
+    def refused() -> None:
+        raise RuntimeError("NCCL error: unhandled system error")
+
+    with pytest.raises(RuntimeError, match="unhandled system error"):
+        join_within(60.0, refused, abort=never)
+
+
+def test_what_is_aborted_is_the_group_as_far_as_it_has_come():
+    destroyed: list[str] = []
+    joining = Communicator.__new__(Communicator)
+    waits_in_nccl = SimpleNamespace(destroy=lambda: destroyed.append("too early"))
+    joining._communicator = waits_in_nccl
+    joining._abort_joining()
+    assert waits_in_nccl.disabled, "it would queue a reduction that nobody else takes part in"
+    reduces = SimpleNamespace(comm=7, destroy=lambda: destroyed.append("reduces"))
+    joining._communicator = reduces
+    joining._abort_joining()
+    assert destroyed == ["reduces"]
