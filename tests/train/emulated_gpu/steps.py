@@ -12,7 +12,7 @@ import device
 import numpy as np
 import torch
 from backend_cases import VOCAB, backend_settings, gradient_of, relative_difference, samples
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from telescope_train.backends.step_loss import StepLoss
 from telescope_train.batches.packing import pack
@@ -22,7 +22,7 @@ from telescope_train.models.tiny import character_tokenizer
 from telescope_train.trainer.worker import TrainerWorker
 
 FOLDER = Path(sys.argv[1])
-MODEL = FOLDER / "model"
+MODEL, WHOLE = FOLDER / "model", FOLDER / "whole"
 SHARED = 24
 """Tokens with which all samples begin."""
 TOLD = ("early", "waits", "sent", "attention", "shares", "failed_tests")
@@ -34,13 +34,21 @@ def save_model():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCAB, **sizes, **heads)).save_pretrained(MODEL)
-    character_tokenizer().save_pretrained(MODEL)
+    # Its embeddings have a buffer, so it cannot be read in parts: it is loaded whole.
+    config = Gemma3TextConfig(vocab_size=VOCAB, sliding_window=16, **sizes, **heads)
+    Gemma3ForCausalLM(config).save_pretrained(WHOLE)
+    for folder in (MODEL, WHOLE):
+        character_tokenizer().save_pretrained(folder)
 
 
 def settings_of(case, kind):
+    halves = {"mixed_precision_dtype": "bfloat16"}
     if case == "bfloat16":
         settings = backend_settings(MODEL, records=True)
-        halves = {"mixed_precision_dtype": "bfloat16"}
+        settings = replace(settings, model=settings.model.model_copy(update=halves))
+    elif case == "loaded whole":
+        section = AlgorithmSection(kl_penalty_tau=0.1, use_tis=True)
+        settings = replace(backend_settings(WHOLE), algorithm=section)
         settings = replace(settings, model=settings.model.model_copy(update=halves))
     else:
         # Of a CPU, the optimizer cannot be moved there.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
@@ -209,11 +210,14 @@ def _fill(
     device: torch.device,
     moved: Callable[[], None],
 ) -> None:
-    """Read this rank's shards, unless the model was loaded whole and then sharded."""
+    """Put this rank's part of the weights in its place: read, or moved if they were loaded whole."""
     if loaded.files is not None:
         loaded.files.on_read = moved
         where = torch.device("cpu") if settings.trainer.fsdp_cpu_offload else device
         fill(policy, policy.lm, loaded.files, where)
+    elif not any(isinstance(one, DTensor) for one in policy.parameters()):
+        # FSDP moves what it shards; what a single rank loaded whole is still on the CPU.
+        policy.to(device)
     settle_rotations(policy.lm, settings.longest_sequence)
 
 
