@@ -17,20 +17,24 @@ import json, sys
 from dataclasses import replace
 sys.path.insert(0, sys.argv[2])
 from backend_cases import backend_settings, grpo_batches
+from telescope_train.config.schema import AlgorithmSection
 from telescope_train.trainer.worker import TrainerWorker
 
 settings = backend_settings(sys.argv[1], gradient_checkpointing=True, compile=True)
 model = settings.model.model_copy(update={"mixed_precision_dtype": "bfloat16"})
-worker = TrainerWorker(replace(settings, model=model))
+algorithm = AlgorithmSection(use_tis=True, kl_penalty_tau=0.1)
+worker = TrainerWorker(replace(settings, model=model, algorithm=algorithm))
+(reference,) = (one for one in worker.self_tests if one.name.startswith("reference"))
 (batches,) = grpo_batches(seq_len=128)
 batches = [
-    replace(batch, behavior_logprobs_T=logprobs_T)
-    for batch, logprobs_T in zip(batches, worker.logprobs(batches))
+    replace(batch, behavior_logprobs_T=logprobs_T, reference_logprobs_T=reference_T)
+    for batch, logprobs_T, reference_T in zip(
+        batches, worker.logprobs(batches), worker.reference_logprobs(batches)
+    )
 ]
 weight = worker.backend.accumulate_gradient(batches, version=0).metrics["importance_weight"]
-print(json.dumps([weight.lowest, weight.highest]))
+print(json.dumps([weight.lowest, weight.highest, reference.value]))
 """
-
 
 SCRIPT = """
 import json, sys
@@ -79,5 +83,8 @@ def test_compiled_layers_give_the_same_gradient(tmp_path):
 
 
 def test_a_batch_is_compared_with_log_probs_of_the_graph_that_is_trained(tmp_path):
-    """In bfloat16, where another graph rounds otherwise: the self-tests of the start pass, too."""
-    assert printed(BFLOAT16, tmp_path) == [1.0, 1.0]
+    """In bfloat16, where another graph rounds otherwise: the self-tests of the start pass, too.
+
+    The reference has that graph as well, so a penalty measures weights and no rounding.
+    """
+    assert printed(BFLOAT16, tmp_path) == [1.0, 1.0, 0.0]

@@ -491,13 +491,18 @@ def _exactness(settings: BackendSettings) -> float | None:
 def _reference_exactness(settings: BackendSettings) -> float | None:
     """Return how much the reference may differ from the policy, nats; None = there is none.
 
-    Both are the same model before the first step. Adapters add zeros to sums that are rounded.
+    Both are the same model before the first step. Adapters add zeros to sums that are rounded, and
+    a compiler may fuse, and so round, one of two models otherwise.
     """
     if settings.algorithm is None or not settings.algorithm.needs_reference:
         return None
+    rounding = Tolerance.from_dtype(settings.compute_dtype).nats
     if settings.trainer.use_lora:
-        return Tolerance.from_dtype(settings.compute_dtype).nats
-    return _exactness(settings)
+        return rounding
+    exactness = _exactness(settings)
+    if settings.trainer.compile and exactness is not None:
+        return max(exactness, rounding)
+    return exactness
 
 
 def keep_freed_memory() -> None:
