@@ -97,6 +97,19 @@ def test_a_family_keeps_its_numbers(kernels, family, norms, mlps, rotations):
     assert distance(gradients(model, torch.float32), expected) < 1e-5
 
 
+@pytest.mark.parametrize("strided", ["queries", "keys"])
+def test_states_whose_numbers_are_apart_keep_the_models_own_rotation(kernels, strided):
+    """The kernels read a head's numbers one after the other."""
+    model = made("qwen3")
+    assert fuse_layers(model, kernels, CPU, torch.float32).rotations == 1
+    rotation = sys.modules[type(model).__module__].apply_rotary_pos_emb
+    states = {"queries": torch.randn(1, 4, 3, 8), "keys": torch.randn(1, 2, 3, 8)}
+    states[strided] = states[strided].mT.contiguous().mT
+    arguments = (*states.values(), torch.randn(1, 3, 8), torch.randn(1, 3, 8))
+    for found, expected in zip(rotation(*arguments), rotation.own(*arguments), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 class Rounding:
     """Kernels that compute in float32 and round, as on a GPU: the interpreter cuts bits off."""
 

@@ -95,6 +95,16 @@ def test_gates(kernels, dtype, activation):
         require_near(found, right.grad)
 
 
+def test_rotations_find_heads_that_are_far_apart(kernels):
+    """Beyond 2^31 numbers, for which 32 bits are too few; what lies between is never touched."""
+    # Bytes, and as many before them: who counts in 32 bits reads there.
+    memory = torch.empty(2**32 + 2, dtype=torch.int8)
+    far = memory.as_strided((1, 3, 2), (2, 2**30, 1), storage_offset=2**31)
+    far.copy_(torch.arange(1, 7).view(1, 3, 2))
+    found = kernels.rotate(far, torch.ones(1, 2), torch.zeros(1, 2))
+    assert found.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gates_far_outside_are_finite(kernels, activation):
     gate = torch.tensor([[-3e4, -200.0, -0.0, 0.0, 200.0, 3e4]])
@@ -215,3 +225,34 @@ def test_the_head_has_a_gradient_for_any_number_of_tokens(kernels, monkeypatch, 
     found.logprobs_T.sum().backward()
     chosen = torch.nn.functional.one_hot(targets, 5) - (hidden @ weight.T).softmax(1)
     torch.testing.assert_close(weight.grad, (chosen.T @ hidden).detach())
+
+
+@pytest.mark.parametrize("has_entropy", [False, True])
+def test_gradients_and_temperatures_may_be_one_number_for_all_tokens(
+    kernels, monkeypatch, has_entropy
+):
+    """Then they are one number in memory too, behind which kernels would read something else."""
+    tokens, words, width = 5, 31, 8
+    hidden, weight, targets = (
+        drawn(tokens, width),
+        drawn(words, width, seed=1),
+        torch.arange(tokens),
+    )
+    # What lies behind the number shows whether it is read.
+    numbers = torch.tensor([2.0, *[100.0] * tokens])
+
+    def gradient():
+        asked = hidden.clone().requires_grad_()
+        found = chunked_logprobs(
+            *(asked, weight, targets, numbers[:1].expand(tokens)),
+            chunk_size=tokens,
+            entropy_grad=has_entropy,
+        )
+        outputs = list(found) if has_entropy else [found.logprobs_T]
+        upstream = [numbers[:1].expand(tokens)] * len(outputs)
+        return *found, *torch.autograd.grad(outputs, asked, upstream)
+
+    expected = gradient()
+    monkeypatch.setattr(logprobs, "_kernels", lambda hidden: kernels)
+    for found, right in zip(gradient(), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)

@@ -238,7 +238,7 @@ class _Rotation:
         # Tensors without numbers are those of whoever counts what the kernels do.
         is_here = queries.device.type in (self._device_type, "meta")
         is_judged = is_here and queries.dtype in _TOLERANCE
-        is_usual = is_usual and is_judged and queries.stride(-1) == 1
+        is_usual = is_usual and is_judged and queries.stride(-1) == keys.stride(-1) == 1
         if not (is_usual and is_whole and cos.dim() == 3):
             return self.own(queries, keys, cos, sin, *others, **named)
         angles = (cos[0].contiguous(), sin[0].contiguous(), self._kernels)

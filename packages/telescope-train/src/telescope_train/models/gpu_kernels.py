@@ -177,7 +177,8 @@ def _rotate_kernel(
     HALF: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    heads = tl.arange(0, HEADS)
+    # In 64 bits, as its product with a stride of long rows must be.
+    heads = tl.arange(0, HEADS).to(tl.int64)
     columns = tl.arange(0, HALF)
     is_column = columns < half
     inside = (heads < num_heads)[:, None] & is_column[None, :]

@@ -259,6 +259,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
         ctx.options = options
+        temperatures_T = temperatures_T.contiguous()  # kernels read numbers one after the other
         blocks = ctx.blocks = _Blocks.from_hidden(hidden_TH, options.chunk_size)
         kernels, wide_logits = _kernels(hidden_TH), options.wide_logits
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
@@ -303,6 +304,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_T, grad_entropy_T = grad_T.contiguous(), grad_entropy_T.contiguous()
         options: _Options = ctx.options
         blocks: _Blocks = ctx.blocks
+        # The gradient of a plain sum is one number under all tokens, which kernels cannot read.
+        grad_T, grad_entropy_T = grad_T.contiguous(), grad_entropy_T.contiguous()
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         kernels, wide = _kernels(hidden_TH), grad_T.dtype
         # Wide, because each token's gradient is a sum over all blocks of the vocabulary. The weight
