@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +314,60 @@ def test_moments_in_cpu_memory_give_the_same_steps_bit_for_bit():
         resumed.load_state_dict(optimizer.state_dict())
         found[offload] = steps(resumed, again, gradients[10:])
     assert torch.equal(found[True], found[False])
+
+
+class MovedTo(TorchDispatchMode):
+    """Notes where operations put their results, and in which dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.found.add((result.device.type, result.dtype))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "more", "dtype"),
+    [
+        (OffloadedAdamW, "meta", {}, torch.float32),
+        (LowPrecisionAdamW, "cpu", {"seed": 0}, torch.bfloat16),
+    ],
+)
+def test_restored_moments_never_take_more_memory_than_they_are_kept_in(kind, device, more, dtype):
+    """The device `meta` stands for a GPU that has no room for them."""
+    parameter = torch.nn.Parameter(torch.empty(4, 5, device=device))
+    made = partial(kind, lr=1e-3, betas=(0.9, 0.99), eps=1e-8, **more)
+    moments = {name: torch.ones(4, 5, dtype=dtype) for name in ("exp_avg", "exp_avg_sq")}
+    earlier = made([{"params": [parameter], "weight_decay": 0.1}])
+    earlier.state[parameter] = {"step": torch.tensor(3.0), **moments}
+    again = made([{"params": [parameter], "weight_decay": 0.1}])
+    with MovedTo() as moved:
+        again.load_state_dict(earlier.state_dict())
+    assert moved.found <= {("cpu", dtype)}
+    assert again.state[parameter]["step"] == 3.0
+    for name, moment in moments.items():
+        restored = again.state[parameter][name]
+        assert (restored.device, restored.dtype) == (CPU, dtype)
+        assert torch.equal(restored, moment)
+
+
+def test_moments_of_another_optimizer_are_kept_in_the_form_of_this_one():
+    parameter = torch.nn.Parameter(torch.ones(4, 5))
+    section = TrainerSection(optimizer="adamw_bf16", learning_rate=1e-3)
+    adams = [
+        make_optimizer([parameter], section.model_copy(update=changed), CPU, seed=0)
+        for changed in ({}, {"optimizer_cpu_offload": True})
+    ]
+    parameter.grad = torch.ones(4, 5)
+    for earlier, later, dtype in ((*adams, torch.float32), (*adams[::-1], torch.bfloat16)):
+        earlier.step()
+        later.load_state_dict(earlier.state_dict())
+        assert later.state[parameter]["exp_avg"].dtype == dtype
+        later.step()
 
 
 def test_what_is_rounded_at_random_depends_on_seed_step_weight_and_shard_alone(monkeypatch):

@@ -22,6 +22,7 @@ _AO_HINT = (
     'optimizer "adamw_8bit" needs torchao; install telescope-train[low-bit-optimizers], '
     'or use "adamw" or "adamw_bf16"'
 )
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(
@@ -62,13 +63,21 @@ class ShardAdamW(torch.optim.Optimizer):
     def __init__(self, params: Any, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Convert loaded moments, to which torch gives the dtype and device of the weights."""
-        super().__setstate__(state)
-        for moments in self.state.values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                if name in moments:
-                    moments[name] = self.kept(moments[name])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of an earlier optimizer, parameter by parameter.
+
+        torch itself would give all moments the dtype and device of the weights at first: for a
+        moment, a GPU would hold everything that is kept elsewhere because it has no room there.
+        """
+        super().load_state_dict({**state_dict, "state": {}})
+        saved = (number for group in state_dict["param_groups"] for number in group["params"])
+        parameters = (one for group in self.param_groups for one in group["params"])
+        for number, parameter in zip(saved, parameters, strict=True):
+            if number in state_dict["state"]:
+                self.state[parameter] = {
+                    name: self.kept(value, parameter) if name in _MOMENTS else value
+                    for name, value in state_dict["state"][number].items()
+                }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -87,8 +96,8 @@ class ShardAdamW(torch.optim.Optimizer):
                 self.update(parameter, state, group)
 
     @abstractmethod
-    def kept(self, moment: Tensor) -> Tensor:
-        """Return a moment in the form in which it is kept between steps."""
+    def kept(self, moment: Tensor, parameter: Tensor) -> Tensor:
+        """Return a moment of `parameter` in the form in which it is kept between steps."""
 
     @abstractmethod
     def first_moment(self, parameter: Tensor) -> Tensor:
@@ -107,9 +116,9 @@ class OffloadedAdamW(ShardAdamW):
     parameter and step, and saves 8 bytes of GPU memory per parameter.
     """
 
-    def kept(self, moment: Tensor) -> Tensor:
+    def kept(self, moment: Tensor, parameter: Tensor) -> Tensor:
         """Return the moment in CPU memory."""
-        return moment.cpu()
+        return moment.to("cpu", parameter.dtype)
 
     def first_moment(self, parameter: Tensor) -> Tensor:
         """Return zeros in CPU memory."""
@@ -170,9 +179,9 @@ class LowPrecisionAdamW(ShardAdamW):
             for number, parameter in enumerate(parameters)
         }
 
-    def kept(self, moment: Tensor) -> Tensor:
+    def kept(self, moment: Tensor, parameter: Tensor) -> Tensor:
         """Return the moment in bfloat16."""
-        return moment.to(torch.bfloat16)
+        return moment.to(parameter.device, torch.bfloat16)
 
     def first_moment(self, parameter: Tensor) -> Tensor:
         """Return zeros in bfloat16."""
