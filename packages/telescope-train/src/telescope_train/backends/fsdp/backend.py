@@ -107,7 +107,7 @@ class FsdpBackend:
         if algorithm is None or not algorithm.needs_reference:
             return None
         if self._settings.trainer.use_lora:
-            return AdaptersAside(self._policy)
+            return AdaptersAside(self._policy, self._computing)
         copy = load_reference(self._settings, self._device, trained, moved=self._spans.moved)
         return FrozenCopy(self._policy, copy)
 
@@ -250,7 +250,7 @@ class FsdpBackend:
     def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return log-probs as `logprobs` does, under the reference model."""
         assert self._reference is not None, "these settings need no reference model"
-        with self._reference.ready() as policy, self._computing():
+        with self._reference.ready() as policy:
             # The reference is a model of its own, which was not asked when tokens were sampled.
             return [
                 self._timed_logprobs(

@@ -3,8 +3,8 @@
 It begins as the initial model of the run. A checkpoint contains it only after an update.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Reference(Protocol):
 
     @contextmanager
     def ready(self) -> Iterator[PackedPolicy]:
-        """Yield the model to call; it is the reference inside the block only."""
+        """Yield the model, which is the reference and may compute, inside the block only."""
         ...
 
     def update(self) -> None:
@@ -92,8 +92,11 @@ class FrozenCopy:
 class AdaptersAside:
     """With LoRA: the policy itself with its adapters off, or as they were at the last update."""
 
-    def __init__(self, policy: PackedPolicy) -> None:
-        self._policy = policy
+    def __init__(
+        self, policy: PackedPolicy, computing: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`computing`: context in which the policy may compute."""
+        self._policy, self._computing = policy, computing
         self._kept: dict[str, torch.Tensor] | None = None
 
     @property
@@ -105,14 +108,15 @@ class AdaptersAside:
     def ready(self) -> Iterator[PackedPolicy]:
         """Yield the policy, with other adapters or none inside the block."""
         if self._kept is None:
-            with adapters_off(self._policy.lm):
+            with adapters_off(self._policy.lm), self._computing():
                 yield self._policy
             return
         # Put back even after an error, or the policy would go on with the reference's adapters.
         current = self._adapters()
         self._put(self._kept)
         try:
-            yield self._policy
+            with self._computing():
+                yield self._policy
         finally:
             self._put(current)
 
