@@ -239,6 +239,16 @@ def test_layers_run_again_after_their_hidden_states_were_given():
     assert torch.equal(policy(row).logprobs_M, before)
 
 
+@pytest.mark.parametrize("num_padding", [0, 3])
+def test_a_head_without_padding_is_used_as_it_is(num_padding):
+    """A slice of it, even of all its rows, would have a second gradient of the whole matrix."""
+    lm = tiny_model("llama")
+    policy = PackedPolicy(lm, chunk_size=5, vocab_size=VOCAB - num_padding)
+    weight_VH = policy._head().weight_VH
+    assert len(weight_VH) == VOCAB - num_padding
+    assert weight_VH.is_leaf is (num_padding == 0)
+
+
 class _CutsItsLogits(torch.nn.Module):
     """A head that has fewer logits than rows."""
 

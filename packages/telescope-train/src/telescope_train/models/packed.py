@@ -134,11 +134,13 @@ class PackedPolicy(torch.nn.Module):
     def _head(self) -> Head:
         """Return the whole head; only inside a forward of this module."""
         module, size = self.lm.get_output_embeddings(), self.vocab_size
-        # Rows of padding have no probability; autograd fills their gradient with zeros.
-        bias_V = getattr(module, "bias", None)
-        if bias_V is not None:
-            bias_V = bias_V[:size]
-        return Head(module.weight[:size], 0, size, None, bias_V, self._head_rule)
+        weight_VH, bias_V = module.weight, getattr(module, "bias", None)
+        # Rows of padding have no probability; autograd fills their gradient with zeros. For that it
+        # makes a second gradient of the whole matrix, so one without padding is not cut.
+        if len(weight_VH) > size:
+            weight_VH = weight_VH[:size]
+            bias_V = None if bias_V is None else bias_V[:size]
+        return Head(weight_VH, 0, size, None, bias_V, self._head_rule)
 
     def head_difference(self) -> float:
         """Return how far log-probs of the head alone are from transformers', in float32, nats.
