@@ -90,7 +90,7 @@ def chunked_logprobs(
         head.weight_VH,
         head.bias_V,
         targets_T.long() - head.first,
-        temperatures_T.contiguous(),
+        temperatures_T.contiguous(),  # kernels read number after number
         _Options(chunk_size, entropy_grad, wide_logits, head.group, head.rule),
     )
     return TokenLogprobs(logprobs_T, entropy_T)
@@ -259,7 +259,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         options: _Options,
     ) -> tuple[Tensor, Tensor]:
         ctx.options = options
-        temperatures_T = temperatures_T.contiguous()  # kernels read numbers one after the other
         blocks = ctx.blocks = _Blocks.from_hidden(hidden_TH, options.chunk_size)
         kernels, wide_logits = _kernels(hidden_TH), options.wide_logits
         # Vocabulary outside, tokens inside: a slice of the weight serves all tokens before the next
@@ -300,8 +299,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_TH, weight_VH, bias_V, targets_T, temperatures_T, normaliser_T, entropy_T = (
             ctx.saved_tensors
         )
-        # Kernels read number after number, and of the gradient of a sum torch stores only one.
-        grad_T, grad_entropy_T = grad_T.contiguous(), grad_entropy_T.contiguous()
         options: _Options = ctx.options
         blocks: _Blocks = ctx.blocks
         # The gradient of a plain sum is one number under all tokens, which kernels cannot read.
