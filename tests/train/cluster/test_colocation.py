@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from telescope_core.errors import TelescopeError
+from telescope_core.errors import ProcessDiedError, TelescopeError
 from telescope_train import resources
-from telescope_train.cluster.colocation import GpuSharing, SharedGpu, sleep_level
+from telescope_train.cluster.colocation import GpuSharing, ResidentGpu, SharedGpu, sleep_level
 from telescope_train.cluster.placement import bundles_of
 from telescope_train.inference.pool import ServerPool
 from telescope_train.inference.sleep import SleepingServers
@@ -96,6 +96,54 @@ def test_a_server_with_a_request_does_not_sleep():
         with pytest.raises(TelescopeError, match="got 3 in flight"):
             await shared(gpu, level=1).trainer_works()
         assert gpu.calls == []
+
+    asyncio.run(main())
+
+
+class RestingRanks:
+    """A trainer that writes down what it does beside a server that starts."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.is_dead = False
+
+    async def free_cached_memory(self) -> None:
+        self.order.append("freed")
+        if self.is_dead:
+            raise ProcessDiedError("a rank has died")
+
+
+def test_a_resident_server_starts_again_while_the_ranks_rest_without_their_cache():
+    async def main() -> None:
+        ranks = RestingRanks()
+        gpu_sharing = ResidentGpu(ranks)
+        begun, healthy = asyncio.Event(), asyncio.Event()
+
+        async def start() -> None:
+            async with gpu_sharing.server_starts():
+                ranks.order.append("server starts")
+                begun.set()
+                await healthy.wait()
+                ranks.order.append("server is there")
+
+        async def step() -> None:
+            await gpu_sharing.trainer_works()
+            ranks.order.append("trainer works")
+
+        await step()
+        starting = asyncio.create_task(start())
+        await asyncio.sleep(0)
+        assert ranks.order == ["trainer works"]
+        await gpu_sharing.servers_work()
+        ranks.is_dead = True  # which has no memory to free
+        await begun.wait()
+        working = asyncio.create_task(step())
+        await asyncio.sleep(0)
+        async with gpu_sharing.servers_turn():
+            healthy.set()  # rollouts and updates of weights go on, whatever the trainer does
+        await asyncio.gather(starting, working)
+        assert ranks.order[1:4] == ["freed", "server starts", "server is there"]
+        assert ranks.order[4:] == ["trainer works"]
 
     asyncio.run(main())
 

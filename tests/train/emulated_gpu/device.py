@@ -199,8 +199,14 @@ ANSWERS = {
 """Function of torch.cuda -> what it answers."""
 
 
+shares = [1.0]
+"""Shares of the memory that this process might take, one after another."""
+
+
 def install() -> None:
     """Put the device into torch for the rest of this process."""
+    torch.cuda.set_per_process_memory_fraction = lambda share, *asked: shares.append(share)
+    torch.cuda.get_per_process_memory_fraction = lambda *asked: shares[-1]
     for name, answer in ANSWERS.items():
         setattr(torch.cuda, name, lambda *asked, answer=answer, **options: answer)
     for name in ("current_stream", "default_stream"):

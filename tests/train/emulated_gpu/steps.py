@@ -25,7 +25,7 @@ FOLDER = Path(sys.argv[1])
 MODEL, WHOLE = FOLDER / "model", FOLDER / "whole"
 SHARED = 24
 """Tokens with which all samples begin."""
-TOLD = ("early", "waits", "sent", "attention", "shares", "failed_tests")
+TOLD = ("early", "waits", "sent", "attention", "shares", "room", "failed_tests")
 
 
 def save_model():
@@ -56,7 +56,8 @@ def settings_of(case, kind):
         adapted = {"use_lora": True, "lora_rank": 4, "gradient_checkpointing": "auto"}
         section = AlgorithmSection(kl_penalty_tau=0.1, use_tis=True)
         settings = replace(backend_settings(MODEL, **moved, **adapted), algorithm=section)
-    return replace(settings, device=kind)
+    # As beside a resident server.
+    return replace(settings, device=kind, gpu_share=0.5)
 
 
 def batches_of(*, share_prefixes):
@@ -124,6 +125,7 @@ def trained(case, kind):
             "waits": waits,
             "sent": sorted({value.device.type for _, value in worker.backend.transfer_weights()}),
             "attention": worker.backend.attention.kind.name,
+            "room": worker.activations,
             "shares": any(one.shared_S is not None for one in batches),
             "failed_tests": [one.name for one in worker.self_tests if one.value > one.limit],
         }

@@ -11,7 +11,13 @@ from telescope_train.models import device as device_module
 from telescope_train.models.device import machine_gpus
 from telescope_train.models.facts import facts_of
 from telescope_train.plan.checks.cluster import weights_device_problems
-from telescope_train.plan.gpus import CONTEXT_BYTES, colocated, gpu_problems, num_gpus_needed
+from telescope_train.plan.gpus import (
+    CONTEXT_BYTES,
+    colocated,
+    gpu_problems,
+    num_gpus_needed,
+    share_of_rank,
+)
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import (
     rank_memory,
@@ -131,6 +137,14 @@ def test_resident_processes_stream_gradients_and_never_sleep():
     assert "take turns" in str(needs_whole_batch(config(*SHARED)))
     assert transport_of(resident, "cuda") == "ipc"
     assert num_gpus_needed(resident) == 1
+
+
+def test_a_rank_beside_a_resident_server_leaves_its_share_while_it_is_down():
+    resident = config("--colocate", "resident", "--gpu_memory_utilization", "0.3")
+    assert share_of_rank(resident, [H100]) == pytest.approx(0.7 - CONTEXT_BYTES / H100)
+    assert share_of_rank(resident, [0]) == share_of_rank(resident, []) == 0.7
+    assert share_of_rank(config(*SHARED), [H100]) == 1.0
+    assert share_of_rank(config("--colocate", "false"), [H100] * 2) == 1.0
 
 
 def test_following_the_advice_for_one_gpu_ends_at_a_run_that_fits():

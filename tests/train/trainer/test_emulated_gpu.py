@@ -54,6 +54,11 @@ def test_a_step_on_a_gpu_has_the_numbers_of_the_cpu_and_mixes_no_devices(told, c
 
 
 @pytest.mark.slow
+def test_a_rank_takes_no_more_of_its_gpu_than_its_share(told):
+    assert "leave of 40.0 GiB" in told["adapters"]["room"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["bfloat16", "adapters"])
 def test_a_gpu_is_waited_for_when_numbers_are_read_alone(told, case):
     assert told[case]["early"] == {}

@@ -23,7 +23,13 @@ from telescope_train.backends.transfer import Wire
 from telescope_train.chat.message_form import MessageForm
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import Renderer, load_renderer
-from telescope_train.cluster.colocation import FreesMemory, GpuSharing, SharedGpu, sleep_level
+from telescope_train.cluster.colocation import (
+    FreesMemory,
+    GpuSharing,
+    ResidentGpu,
+    SharedGpu,
+    sleep_level,
+)
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.node_meters import metered_nodes
 from telescope_train.cluster.ray_cluster import HeadProcesses
@@ -55,6 +61,7 @@ from telescope_train.observability.prometheus import ServerStanding
 from telescope_train.observability.recording import Recording
 from telescope_train.observability.terminal import LiveView
 from telescope_train.observability.timeline import RankSpans, Timeline
+from telescope_train.plan.gpus import share_of_rank
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
@@ -372,6 +379,8 @@ async def open_policies(
 
 
 def _gpu_sharing(prepared: Prepared, processes: Processes, pool: ServerPool) -> GpuSharing:
+    if prepared.config.inference.colocate == "resident":
+        return ResidentGpu(processes.ranks)
     if prepared.config.inference.colocate is not True:
         return GpuSharing()
     level = sleep_level(prepared.config)
@@ -460,7 +469,8 @@ def _standing(server: Server) -> ServerStanding:
 def rank_settings(prepared: Prepared) -> BackendSettings:
     """Return the settings for opening trainer ranks."""
     settings = BackendSettings.from_config(prepared.config, device=prepared.device)
-    return replace(settings, longest_sequence=prepared.max_model_len)
+    share = share_of_rank(prepared.config, prepared.gpus)
+    return replace(settings, longest_sequence=prepared.max_model_len, gpu_share=share)
 
 
 def weight_wire(prepared: Prepared, folder: RunFolder) -> Wire:

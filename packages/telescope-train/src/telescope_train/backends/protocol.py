@@ -87,6 +87,8 @@ class BackendSettings:
     """Most tokens of a sequence, prompt and answer together; 0 = not known."""
     track_gpu_events: bool = True
     """Whether to time GPU work by events in its stream."""
+    gpu_share: float = 1.0
+    """Largest share of its GPU that the tensors of a rank may take."""
 
     @property
     def compute_dtype(self) -> str:

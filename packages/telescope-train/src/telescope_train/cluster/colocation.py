@@ -6,13 +6,17 @@
 The rank keeps its weights and its optimizer's state on the GPU all the time, or in CPU memory with
 `fsdp_cpu_offload`; `plan.gpus` computes whether both fit. A server that is lost starts again, and
 gets its weights, while it is the servers' turn; the trainer's turn waits for that.
+
+Where both keep their memory they work at the same time, except that ranks rest while a server
+starts.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from telescope_core.base.errors import ProcessDiedError
 from telescope_train.config.schema import TrainConfig
 
 
@@ -54,49 +58,42 @@ class GpuSharing:
         yield
 
     @asynccontextmanager
+    async def server_starts(self) -> AsyncIterator[None]:
+        """Hold the memory for a server that starts during the block."""
+        async with self.servers_turn():
+            yield
+
+    @asynccontextmanager
     async def trainers_turn(self) -> AsyncIterator[None]:
         """Hold the trainer's turn during the block; servers have the same weights afterwards."""
         yield
 
 
-class SharedGpu(GpuSharing):
-    """Trainer and servers take turns. Servers are awake at first."""
+class _Turns:
+    """Whose turn it is: the servers', which can be held, or the trainer's. The servers begin."""
 
-    def __init__(self, servers: Sleeps, ranks: FreesMemory) -> None:
-        self._servers = servers
-        self._ranks = ranks
-        self._is_servers_turn = True
+    def __init__(self) -> None:
+        self.is_servers = True
         self._num_holding = 0
         self._changed = asyncio.Condition()
 
-    async def trainer_works(self) -> None:
-        """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
-        await self._give_to_trainer(keeps_weights=False)
-
-    async def _give_to_trainer(self, *, keeps_weights: bool) -> None:
-        if not self._is_servers_turn:
-            return
+    async def give_to_trainer(self) -> None:
+        """Return when nobody holds the servers' turn."""
         # First of all: nobody else may begin to use their memory.
-        self._is_servers_turn = False
+        self.is_servers = False
         async with self._changed:
             await self._changed.wait_for(lambda: self._num_holding == 0)
-        await self._servers.sleep(keeps_weights=keeps_weights)
 
-    async def servers_work(self) -> None:
-        """Wake the servers if they sleep; they have no weights until the next update."""
-        if self._is_servers_turn:
-            return
-        await self._ranks.free_cached_memory()
-        await self._servers.wake()
-        self._is_servers_turn = True
+    async def give_to_servers(self) -> None:
+        self.is_servers = True
         async with self._changed:
             self._changed.notify_all()
 
     @asynccontextmanager
-    async def servers_turn(self) -> AsyncIterator[None]:
+    async def servers(self) -> AsyncIterator[None]:
         """Wait for the servers' turn, and hold it during the block."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._is_servers_turn)
+            await self._changed.wait_for(lambda: self.is_servers)
             self._num_holding += 1
         try:
             yield
@@ -105,13 +102,71 @@ class SharedGpu(GpuSharing):
             async with self._changed:
                 self._changed.notify_all()
 
+
+class SharedGpu(GpuSharing):
+    """Trainer and servers take turns. Servers are awake at first."""
+
+    def __init__(self, servers: Sleeps, ranks: FreesMemory) -> None:
+        self._servers = servers
+        self._ranks = ranks
+        self._turns = _Turns()
+
+    async def trainer_works(self) -> None:
+        """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
+        if self._turns.is_servers:
+            await self._turns.give_to_trainer()
+            await self._servers.sleep()
+
+    async def servers_work(self) -> None:
+        """Wake the servers if they sleep; they have no weights until the next update."""
+        if not self._turns.is_servers:
+            await self._ranks.free_cached_memory()
+            await self._servers.wake()
+            await self._turns.give_to_servers()
+
+    @asynccontextmanager
+    async def servers_turn(self) -> AsyncIterator[None]:
+        """Wait for the servers' turn, and hold it during the block."""
+        async with self._turns.servers():
+            yield
+
     @asynccontextmanager
     async def trainers_turn(self) -> AsyncIterator[None]:
         """Put the servers to sleep during the block. It must begin in the servers' turn."""
-        assert self._is_servers_turn, "servers that sleep already may have forgotten their weights"
-        await self._give_to_trainer(keeps_weights=True)
+        assert self._turns.is_servers, "servers that sleep may have forgotten their weights"
+        await self._turns.give_to_trainer()
+        await self._servers.sleep(keeps_weights=True)
         yield
         await self.servers_work()
+
+
+class ResidentGpu(GpuSharing):
+    """Trainer and servers keep their memory, and work at the same time.
+
+    A server measures what is free as it starts, and ends if that grows meanwhile. So ranks rest
+    then, without what they have in torch's cache. With streamed gradients they are not told to, but
+    they get nothing to train on while the server is gone.
+    """
+
+    def __init__(self, ranks: FreesMemory) -> None:
+        self._ranks = ranks
+        self._turns = _Turns()
+
+    async def trainer_works(self) -> None:
+        """Wait for a server that starts, and make others wait."""
+        await self._turns.give_to_trainer()
+
+    async def servers_work(self) -> None:
+        """Let servers start."""
+        await self._turns.give_to_servers()
+
+    @asynccontextmanager
+    async def server_starts(self) -> AsyncIterator[None]:
+        """Wait until the ranks rest, free what they hold in vain, and hold them."""
+        async with self._turns.servers():
+            with suppress(ProcessDiedError):  # a dead rank has no memory
+                await self._ranks.free_cached_memory()
+            yield
 
 
 def sleep_level(config: TrainConfig) -> int:

@@ -109,8 +109,8 @@ class SharedGpuFleet:
         return await self._fleet.until_lost(index, heard_s)
 
     async def start_again(self, index: int) -> Reached:
-        """Start a server in the servers' turn; returns its address once it is healthy."""
-        async with self._gpu_sharing.servers_turn():
+        """Start a server when it may; returns its address once it is healthy."""
+        async with self._gpu_sharing.server_starts():
             return await self._fleet.start_again(index)
 
 

@@ -69,6 +69,18 @@ def colocated(
     return config.model_copy(update={"inference": turns, "scheduling": scheduling})
 
 
+def share_of_rank(config: TrainConfig, gpus: Sequence[int]) -> float:
+    """Return the largest share of its GPU that a rank's tensors may take.
+
+    It is 1 unless a server keeps its own share all the time: what the rank took while that server
+    is down would be missing when it starts again. `gpus`: see `gpu_problems`.
+    """
+    if config.inference.colocate != "resident":
+        return 1.0
+    context = CONTEXT_BYTES / min(gpus) if gpus and all(gpus) else 0.0
+    return max(0.01, 1 - config.inference.gpu_memory_utilization - context)
+
+
 def gpu_problems(
     config: TrainConfig, facts: ModelFacts, limit: int, gpus: Sequence[int]
 ) -> Iterator[str]:

@@ -113,6 +113,8 @@ class TrainerWorker:
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             keep_freed_memory()
+        elif settings.gpu_share < 1:
+            torch.cuda.set_per_process_memory_fraction(settings.gpu_share, self._device)
         _join(self._device, meeting, self.held_port)
         try:
             seed_everything(settings.seed + meeting.rank)

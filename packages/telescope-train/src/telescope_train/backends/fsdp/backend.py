@@ -412,7 +412,8 @@ def _room(trainer: TrainerSection, device: torch.device) -> ActivationRoom:
         return ActivationRoom(trainer.activation_memory_gib * GIB, "activation_memory_gib")
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        own = free + torch.cuda.memory_reserved(device)
+        may_take = torch.cuda.get_per_process_memory_fraction(device) * total
+        own = min(free + torch.cuda.memory_reserved(device), may_take)
         used = torch.cuda.max_memory_allocated(device)
         left = own - used - LOGITS_BYTES - LEFT_SHARE * total
         return ActivationRoom(
