@@ -1,5 +1,6 @@
 """The engine in vLLM's workers that receives weights, without a trainer on the other side."""
 
+import asyncio
 import itertools
 import json
 import logging
@@ -90,6 +91,30 @@ def test_only_layers_without_weights_of_their_own_may_get_none(is_tied, caplog):
     logger.removeHandler(caplog.handler)
     told = {one.getMessage().partition(":")[0] for one in caplog.records}
     assert told == {"Linear", *([] if is_tied else ["Head"])}
+
+
+def test_every_engine_of_a_server_says_what_its_workers_hold(monkeypatch):
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
+    from telescope_train.inference.vllm_plugin.main import answer_for_every_engine
+
+    asked: list[tuple[Any, ...]] = []
+
+    class Engines(DPLBAsyncMPClient):
+        def __init__(self) -> None: ...
+
+        def __del__(self) -> None: ...
+
+        async def call_utility_all_async(self, *question: Any) -> list[Any]:
+            asked.append(question)
+            return [["first", "first"], ["another", "first"]]
+
+    before = DPLBAsyncMPClient.collective_rpc_async
+    monkeypatch.setattr(DPLBAsyncMPClient, "collective_rpc_async", before, raising=False)
+    answer_for_every_engine()
+    found = asyncio.run(Engines().collective_rpc_async("received_digest", None))
+    assert found == ["first", "first", "another", "first"]
+    assert asked == [("collective_rpc", "received_digest", None, (), None)]
 
 
 @pytest.mark.slow

@@ -400,10 +400,7 @@ class WeightPublisher:
     async def _ask(
         self, members: Sequence[Member], method: str, hear: Callable[[Member, Any], None]
     ) -> None:
-        """Return the answers of the workers of each server; servers without answers are lost.
-
-        For a server with several engines, vLLM returns the answers of one.
-        """
+        """Return the answers of all workers of each server; servers without answers are lost."""
         call = ControlCall(
             path="/collective_rpc",
             body={"method": method},

@@ -20,6 +20,7 @@ def main() -> None:
     """Run vLLM's OpenAI-compatible server with this process's arguments."""
     # All must be in place before vLLM creates its engine and its model.
     adapter.name_in_every_request()
+    answer_for_every_engine()
     if os.environ.get(ENGINE_THREAD_VARIABLE) == "1":
         engine_thread.install()
         _spare_generators()
@@ -42,6 +43,27 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def answer_for_every_engine() -> None:
+    """Return what the workers of all engines say when they are asked, in one list.
+
+    vLLM asks all engines of a data-parallel server and returns the answer of the first, so that
+    weights which another one got wrong would not be found.
+    """
+    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+
+    async def collective_rpc_async(
+        self: Any,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        asked = ("collective_rpc", method, timeout, args, kwargs)
+        return [one for answers in await self.call_utility_all_async(*asked) for one in answers]
+
+    DPLBAsyncMPClient.collective_rpc_async = collective_rpc_async
 
 
 def _spare_generators() -> None:
