@@ -27,7 +27,7 @@ from telescope_train.models.attention.kinds import EAGER, AttentionKind
 from telescope_train.models.head import head_rule
 from telescope_train.models.head_check import head_difference, head_in_float32
 from telescope_train.models.logprobs import Head, chunked_logprobs
-from telescope_train.models.moving import to_device
+from telescope_train.models.moving import take_shared, to_device
 from telescope_train.models.row import PackedRow
 
 _NORMALIZES: dict[str, Callable[[Any], bool]] = {
@@ -113,8 +113,10 @@ class PackedPolicy(torch.nn.Module):
             tokens = tuple(one.index_select(0, places) for one in tokens)
             tokens = (tokens[0] - mine.start, *tokens[1:])
         predictors, targets, temperatures = tokens
+        # Of samples that share a prefix, its last token predicts the first one of each.
+        take = torch.index_select if row.sequences.shared is None else take_shared
         logprobs, entropy = chunked_logprobs(
-            output.last_hidden_state[0].index_select(0, predictors),
+            take(output.last_hidden_state[0], 0, predictors),
             self._head(),
             targets,
             temperatures,

@@ -32,7 +32,7 @@ from telescope_train.models.attention.cascade import (
     CascadeLayout,
     cascade_attention,
 )
-from telescope_train.models.moving import to_device
+from telescope_train.models.moving import take_shared, to_device
 
 VARLEN_ATTENTION = "telescope_varlen"
 GATHERED_ATTENTION = "telescope_gathered"
@@ -137,7 +137,7 @@ def gathered_attention(
     from the end.
     """
     if keys_K is not None:
-        key, value = (states.index_select(2, keys_K) for states in (key, value))
+        key, value = (take_shared(states, 2, keys_K) for states in (key, value))
     # Some models rotate in float32, which the kernels do not take.
     query, key = query.to(value.dtype), key.to(value.dtype)
     # transformers' flash attention takes its kernels by the name in the config of the module, where
