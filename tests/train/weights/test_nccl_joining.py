@@ -28,6 +28,15 @@ def test_who_joins_in_time_has_joined_and_an_error_is_its_own():
         join_within(60.0, refused, abort=never)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_who_fails_otherwise_has_not_joined():
+    def broken() -> None:
+        raise LookupError("no such symbol")
+
+    with pytest.raises(RuntimeError, match="joining over NCCL has failed"):
+        join_within(60.0, broken, abort=list)
+
+
 def test_what_is_aborted_is_the_group_as_far_as_it_has_come():
     destroyed: list[str] = []
     joining = Communicator.__new__(Communicator)

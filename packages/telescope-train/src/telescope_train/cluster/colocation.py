@@ -1,14 +1,10 @@
-"""One GPU for a trainer rank and a server, which take turns using its memory.
+"""One GPU for a trainer rank and a server, which take turns using its memory, or both keep theirs.
 
     sampling -> the server sleeps -> training -> the rank frees its cache -> the server wakes
              -> new weights -> sampling
 
-The rank keeps its weights and its optimizer's state on the GPU all the time, or in CPU memory with
-`fsdp_cpu_offload`; `plan.gpus` computes whether both fit. A server that is lost starts again, and
-gets its weights, while it is the servers' turn; the trainer's turn waits for that.
-
-Where both keep their memory they work at the same time, except that ranks rest while a server
-starts.
+With turns, a rank keeps what `plan.gpus` computes, and a lost server starts and gets weights in the
+servers' turn, for which the trainer's waits. Without, ranks rest only while a server starts.
 """
 
 import asyncio

@@ -96,13 +96,14 @@ def join_within(limit_s: float, join: Callable[[], None], *, abort: Callable[[],
     others wait for ever. `abort` ends what can be ended of that. A thread that waits in NCCL itself
     stays behind; it has queued nothing on the GPU, and the next group is another one.
     """
-    failed: list[BaseException] = []
+    outcome: list[Exception | None] = []
 
     def work() -> None:
         try:
             join()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            failed.append(error)
+            outcome.append(None)
+        except (RuntimeError, OSError, ValueError) as error:
+            outcome.append(error)
 
     thread = threading.Thread(target=work, name="joining over NCCL", daemon=True)
     thread.start()
@@ -113,8 +114,10 @@ def join_within(limit_s: float, join: Callable[[], None], *, abort: Callable[[],
             f"NCCL did not connect all members within {limit_s:g} s after they had met; one of "
             "them has probably died"
         )
-    if failed:
-        raise failed[0]
+    if not outcome:
+        raise RuntimeError("joining over NCCL has failed; the error is in this process's log")
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 class _End:
