@@ -52,6 +52,15 @@ def test_clipping_bounds_the_norm_and_zero_turns_it_off(tiny, start):
 
 
 @pytest.mark.slow
+def test_the_norm_of_a_gradient_in_bfloat16_is_not_rounded(tiny, start):
+    worker = start(backend_settings(tiny, dtype="bfloat16"))
+    worker.backend.accumulate_gradient(grpo_batches(seq_len=4096)[0], version=0)
+    exact = sum(value.double().square().sum() for _, value in worker.backend.export_gradient())
+    norm = worker.backend.apply_gradient().gradient_norm
+    assert norm == pytest.approx(math.sqrt(exact), rel=1e-6)
+
+
+@pytest.mark.slow
 def test_it_is_counted_how_many_bfloat16_weights_a_step_changes(tiny, start, monkeypatch):
     """With a low learning rate nearly all changes are smaller than the numbers are apart."""
     batches = grpo_batches(seq_len=4096)[0]

@@ -210,9 +210,12 @@ class FsdpBackend:
             if parameter.grad is not None
         ]
         assert gradients, "apply_gradient before accumulate_gradient"
-        # In float64 the square of a float32 norm cannot overflow. With offloaded gradients the norm
-        # is on the CPU, where NCCL cannot reduce it.
-        square = torch.nn.utils.get_total_norm(gradients).double().to(self._device) ** 2
+        # In float32 or wider, as a norm in bfloat16 is off by up to 0.4 %. In float64 its square
+        # cannot overflow. With offloaded gradients the norms are on the CPU, where NCCL cannot
+        # reduce their sum.
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)
+        norms = torch._foreach_norm(gradients, 2, dtype=wide)
+        square = torch.stack(norms).double().square().sum().to(self._device)
         dist.all_reduce(square)
         # Over all ranks, so that all have the same bits; each copy of the model was counted.
         square /= self._layout.num_copies
