@@ -39,9 +39,6 @@ OPTIONAL = {
 }
 """What may be imported inside a function, and the extra or the reason."""
 BROAD_EXCEPT = {
-    "packages/telescope-train/src/telescope_train/weights/nccl.py": (
-        "raised again in the thread that waits for it"
-    ),
     "packages/telescope-adapters/src/telescope_adapters/verifiers.py": (
         "an author's package that does not load is told with the place in its code"
     ),

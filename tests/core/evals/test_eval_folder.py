@@ -41,6 +41,8 @@ async def test_a_resumed_eval_plays_only_what_is_missing(tmp_path):
     assert duration_note(result) == " since it was resumed with 7 rollouts"
     assert (result.num_scored, result.reward.mean) == (12, 0.5)
     assert len(again.rows()) == 12
+    lines = (folder.path / "rollouts.jsonl").read_text().splitlines()
+    assert len([json.loads(line) for line in lines]) == 12, "what the kill cut short is gone"
     assert read_result(folder.path) == result
 
 

@@ -6,6 +6,7 @@ attempt at one that was replaced or cut short. What a resumed eval plays again s
 """
 
 import json
+import os
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -145,6 +146,7 @@ class EvalFolder:
                     "same settings, or another --output"
                 )
             # Of an earlier session that was killed before it could do so.
+            folder._remove_torn_line()
             folder._move_replaced()
             folder._is_resumed = True
             folder._write(manifest, new_run_info(path.name))
@@ -233,6 +235,14 @@ class EvalFolder:
         if path.exists():
             with path.open("rb") as stream:
                 yield from stream
+
+    def _remove_torn_line(self) -> None:
+        """Remove a last line that a kill cut short; its rollout is played again."""
+        end, last = 0, b""
+        for line in self._lines():
+            end, last = end + len(line), line
+        if last and not last.endswith(b"\n") and isinstance(_row_in(last), Exception):
+            os.truncate(self.path / "rollouts.jsonl", end - len(last))
 
     def _move_replaced(self) -> None:
         """Move the earlier records of rollouts that were played twice to `attempts.jsonl`."""

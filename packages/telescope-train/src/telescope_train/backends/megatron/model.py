@@ -23,6 +23,7 @@ from telescope_train.models.attention.context_parallel import GatherTokens
 from telescope_train.models.attention.kinds import AttentionKind
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.logprobs import Head, chunked_logprobs
+from telescope_train.models.moving import take_shared
 from telescope_train.models.packed import TrainedLogprobs
 
 FP8_MULTIPLE = 16
@@ -289,8 +290,9 @@ def _score(
     first = group.rank() * len(weight)
     vocab_size = building.architecture.vocab_size
     settings = building.settings
+    take = torch.index_select if row.sequences.shared is None else take_shared
     logprobs_P, entropy_P = chunked_logprobs(
-        hidden_CH.index_select(0, row.predictors_P),
+        take(hidden_CH, 0, row.predictors_P),
         Head(
             # Rows of padding have no probability.
             weight[: max(0, min(len(weight), vocab_size - first))],
