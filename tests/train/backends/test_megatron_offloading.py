@@ -21,7 +21,11 @@ from telescope_train.backends.megatron import checkpoint
 from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.library import using
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    # The library is quieted once, and each test begins with the warnings of all.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 CPU = torch.device("cpu")
 
 
