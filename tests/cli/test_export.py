@@ -290,6 +290,7 @@ def test_adapters_are_merged_into_the_model_that_they_were_trained_on(
     checkpoint = tmp_path / "moved" / "run" / "checkpoints" / "final"
     edit_manifest(checkpoint, model_folder="/gone/models/tiny")
     model = tmp_path / "moved" / "models" / "tiny"
+    (tmp_path / "moved" / "tiny").mkdir()  # an empty folder is no model
     code, _, said = telescope(checkpoint, "--output", tmp_path / "other")
     assert (code, str(model) in said) == (0, True)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() == expected

@@ -40,8 +40,9 @@ def base_folders(checkpoint: RunCheckpoint) -> list[Path]:
     if manifest.model_folder:
         names += [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
     around = [Path.cwd(), *checkpoint.path.resolve().parents]
-    found = [place / name for name in names for place in around if (place / name).is_dir()]
-    return list(dict.fromkeys(found))
+    found = dict.fromkeys(place / name for name in names for place in around)
+    # Some other folder may have the name by chance.
+    return [folder for folder in found if (folder / "config.json").is_file()]
 
 
 def find_base(
