@@ -200,21 +200,14 @@ def test_help_shows_how_to_resume(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("telescope train run.toml --res", "--resume"),
-        ("telescope train --for", "--fork"),
-        ("telescope train --fork quick", "quickstart"),
-        ("telescope compare quick", "quickstart"),
-        ("telescope watch quick", "quickstart"),
-    ],
-)
-def test_the_shell_completes_options_and_runs(line, expected, tmp_path):
+def test_the_installed_command_completes(tmp_path):
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "run.json").write_text("{}")
-    place = f"{len(line.split()) - 1}"
-    environ = {"_TELESCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": place}
+    environ = {
+        "_TELESCOPE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "telescope train --fork quick",
+        "COMP_CWORD": "3",
+    }
     done = subprocess.run(
         [Path(sys.executable).with_name("telescope")],
         env=os.environ | environ,
@@ -224,4 +217,4 @@ def test_the_shell_completes_options_and_runs(line, expected, tmp_path):
         timeout=60,
         check=False,
     )
-    assert expected in done.stdout.split()
+    assert done.stdout.split() == ["quickstart"]

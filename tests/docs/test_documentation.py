@@ -85,6 +85,9 @@ THREE_NODES = (
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
 ELSEWHERE = {
+    "telescope --install-completion": (
+        "tests/cli/test_completion.py::test_it_is_set_up_with_one_command"
+    ),
     "telescope env validate . --examples 2 --env.judge.base_url http://127.0.0.1:8001/v1 "
     "--env.judge.model grader": (
         "tests/envs/cli/test_validate.py::test_settings_of_the_environment_are_given_as_for_an_eval"

@@ -46,7 +46,7 @@ VERBS = {
     "eval": Verb(
         ".eval.command:eval_command",
         "Measure a model on an environment: pass@k with intervals.",
-        takes_settings=True,
+        settings="environment",
     ),
     "eval compare": Verb(
         ".eval.compare:compare_command",
@@ -66,25 +66,25 @@ VERBS = {
     "rescore": Verb(
         ".rescore:rescore_command",
         "Grade the rollouts of a run with another version of an environment.",
-        takes_settings=True,
+        settings="environment",
     ),
     "sandbox": Verb(".sandbox:app", "Check the sandboxes in which programs of models run."),
     "sft": Verb(
         ".sft:sft_command",
         "Train on gold answers of environments, or on a dataset of conversations.",
-        takes_settings=True,
+        settings="sft",
         needs="telescope_train",
     ),
     "simulate": Verb(
         ".simulate:simulate_command",
         "Estimate what a run would do on GPUs that are not here.",
-        takes_settings=True,
+        settings="train",
         needs="telescope_train",
     ),
     "train": Verb(
         ".train:train_command",
         "Train a model with reinforcement learning on environments.",
-        takes_settings=True,
+        settings="train",
         needs="telescope_train",
     ),
     "ui": Verb(

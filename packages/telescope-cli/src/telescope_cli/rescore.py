@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
+from telescope_cli.env.options import complete_installed
 from telescope_cli.eval.command import (
     ConcurrencyOption,
     DeadlineSOption,
@@ -29,7 +30,7 @@ from telescope_cli.eval.view import AsJsonOption, print_unreadable, tell
 from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import progress_of
 from telescope_cli.rescore_view import print_rescored
-from telescope_cli.watch import find_run
+from telescope_cli.watch import find_run, run_names
 from telescope_core.base.environment_record import EnvironmentRecord, changes
 from telescope_core.base.errors import ConfigError, TooManyFailedError, unknown_name
 from telescope_core.base.interruptible import run
@@ -72,13 +73,17 @@ _MORE_EXAMPLES = 10_000
 FolderArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Folder of a run or an eval, or the name of a run in the folder `runs`."
+        metavar="RUN",
+        help="Folder of a run or an eval, or the name of a run in the folder `runs`.",
+        autocompletion=run_names,
     ),
 ]
 EnvOption = Annotated[
     str,
     typer.Option(
-        "--env", help="The version that grades: a name, owner/name@version, file.py:Class, folder."
+        "--env",
+        help="The version that grades: a name, owner/name@version, file.py:Class, folder.",
+        autocompletion=complete_installed,
     ),
 ]
 OfOption = Annotated[

@@ -5,10 +5,13 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, resolve_name
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import (
+    CompletionItem,  # pyright: ignore[reportPrivateImportUsage] - typer has no public name for it
+    TyperGroup,
+)
 from typer.main import get_command as build_command
 
 
@@ -20,8 +23,8 @@ class Verb:
     """`module:name` of a typer app or of a command function; `.module` is one of this package."""
     help: str
     _: KW_ONLY
-    takes_settings: bool = False
-    """Whether unknown `--section.key value` flags are passed to the verb, which checks them."""
+    settings: Literal["", "environment", "sft", "train"] = ""
+    """Whose settings it takes as flags, which it checks itself; empty for none."""
     needs: str = ""
     """Import name of the optional package that it needs, `telescope_EXTRA`; empty if none."""
 
@@ -71,6 +74,10 @@ class VerbGroup(TyperGroup):
 
             raise unknown_name("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Offer verbs of one word; the first word of two is a verb too, and offers the second."""
+        return [one for one in super().shell_complete(ctx, incomplete) if " " not in one.value]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the verbs without importing them."""
@@ -137,15 +144,25 @@ def _load(name: str, verb: Verb) -> Any:
         target = getattr(import_module(verb.module), verb.target.partition(":")[2])
     if not isinstance(target, typer.Typer):
         settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
-        if verb.takes_settings:
+        if verb.settings:
             settings |= {"allow_extra_args": True, "ignore_unknown_options": True}
         function, target = target, typer.Typer(rich_markup_mode=None, add_completion=False)
         target.command(context_settings=settings)(function)
     command = command_of(target)
-    if verb.takes_settings and all(one.param_type_name == "option" for one in command.params):
+    if verb.settings:
+        command.shell_complete = partial(_completed, command.shell_complete, verb)
+    if verb.settings and all(one.param_type_name == "option" for one in command.params):
         # Files are taken from what no parameter took, so that the usage would not name them.
         command.options_metavar = "[FILE]... [OPTIONS]"
     return command
+
+
+def _completed(by_typer: Callable[..., list[Any]], verb: Verb, ctx: Any, incomplete: str) -> Any:
+    """Return what typer offers for `incomplete`, and after it the settings that the verb takes."""
+    from telescope_cli.completion import setting_texts
+
+    texts = setting_texts(verb.settings, ctx, incomplete)
+    return [*by_typer(ctx, incomplete), *map(CompletionItem, texts)]
 
 
 def command_of(app: typer.Typer) -> Any:

@@ -33,12 +33,12 @@ VERBS = {
     "validate": Verb(
         ".env.validate:validate",
         "Check an environment: files, loading, rewards, leaks and tools.",
-        takes_settings=True,
+        settings="environment",
     ),
     "check-grader": Verb(
         ".env.validate:check_grader",
         "Show which wrong answers, near the right one, a grader accepts.",
-        takes_settings=True,
+        settings="environment",
     ),
     "export": Verb(
         ".env.export:export", "Write an environment's examples as task folders of Harbor."
@@ -47,7 +47,7 @@ VERBS = {
     "push": Verb(
         ".env.push:push",
         "Publish a project: build, check, validate, upload.",
-        takes_settings=True,
+        settings="environment",
     ),
     "yank": Verb(".env.status:yank", "Withdraw one version, so that it is no longer chosen."),
     "deprecate": Verb(

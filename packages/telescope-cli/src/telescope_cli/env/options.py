@@ -34,12 +34,6 @@ AllowSdistOption = Annotated[
         help="Build these dependencies where they have no wheel, which runs their code.",
     ),
 ]
-TriedArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="[DIR|NAME|WHEEL]", help="A project folder, an installed name, or a wheel."
-    ),
-]
 ExamplesOption = Annotated[
     int, typer.Option("--examples", min=1, max=1000, help="Examples to try from each split.")
 ]
@@ -76,6 +70,14 @@ def complete_installed(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+TriedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[DIR|NAME|WHEEL]",
+        help="A project folder, an installed name, or a wheel.",
+        autocompletion=complete_installed,
+    ),
+]
 OptionalNamesArgument = Annotated[
     list[str] | None,
     typer.Argument(

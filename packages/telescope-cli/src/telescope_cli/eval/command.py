@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, report_console
+from telescope_cli.env.options import complete_installed
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
 from telescope_cli.eval.play import EvalOutcome, evaluate, telling
@@ -57,9 +58,21 @@ _NOT_OURS = {
 }
 _NOT_BEGUN = "No rollout was played; repeat the command"
 
+
+def _names_and_verbs(incomplete: str) -> list[str]:
+    """Return what may follow `telescope eval`: installed names, and the verb `compare`."""
+    return [
+        *(one for one in ("compare",) if one.startswith(incomplete)),
+        *complete_installed(incomplete),
+    ]
+
+
 EnvironmentOption = Annotated[
     str | None,
-    typer.Argument(help="Installed environments: a name, owner/name, or module:Class."),
+    typer.Argument(
+        help="Installed environments: a name, owner/name, or module:Class.",
+        autocompletion=_names_and_verbs,
+    ),
 ]
 ModelOption = Annotated[
     list[str],
