@@ -24,7 +24,7 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, EvalStoppedError, run_eval
-from telescope_core.evals.result import counts_of, result_of, spent_in
+from telescope_core.evals.result import counts_of, metric_lines, result_of, spent_in
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
@@ -87,6 +87,15 @@ async def test_counts_and_estimates():
     assert len(rows) == 12
     assert {row.example_id for row in rows} == {f"eval-{i}" for i in range(4)}
     assert [task.num_solved for task in result.tasks] == [3, 0, 3, 0]
+
+
+async def test_a_metric_that_some_rollouts_lack_says_of_how_many_it_is_the_mean():
+    rows = []
+    asked = settings(num_examples=2)
+    await run_eval(opened(), ScriptedClient(odd_fails), asked, on_rollout=rows.append)
+    rows = [replace(row, metrics={}) if row.index else row for row in rows]
+    result = result_of(rows, asked, await opened().describe(), model="m", duration_s=1.0)
+    assert metric_lines(result) == [("length", "of 2 rollouts", 1.5)]
 
 
 class Parts(Echo):

@@ -24,6 +24,7 @@ from telescope_core.evals.result import (
     counts_of,
     duration_note,
     left_out_of,
+    metric_lines,
     reward_parts,
     spent_in,
 )
@@ -180,10 +181,8 @@ def result_table(result: EvalResult) -> Table:
     for k, estimate in sorted(result.pass_all.items()):
         if k > 1:
             _add_estimate(table, f"pass^{k}", estimate)
-    for name, value in result.metrics.items():
-        known = result.metric_ranges.get(name)
-        direction = ", lower is better" if known is not None and known.lower_is_better else ""
-        table.add_row(f"{name}{direction}", format_metric(value), "", "")
+    for name, about, value in metric_lines(result):
+        table.add_row(f"{name}{about and f', {about}'}", format_metric(value), "", "")
     return table
 
 

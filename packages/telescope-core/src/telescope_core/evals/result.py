@@ -115,7 +115,9 @@ class EvalResult:
     """Unweighted mean of each part of the reward over examples, as `reward` is; empty in results
     from before it was computed."""
     metrics: Mapping[str, float]
-    """Mean of each metric over scored rollouts."""
+    """Mean of each metric over the scored rollouts that have it."""
+    metric_counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of those rollouts, for each metric that a scored rollout lacks."""
     metric_ranges: Mapping[str, MetricRange] = field(default_factory=dict[str, MetricRange])
     """Declared limits of each metric, and whether lower is better."""
     mean_completion_tokens: float | None
@@ -208,6 +210,17 @@ def reward_parts(result: EvalResult) -> list[tuple[str, str, float]]:
     ]
 
 
+def metric_lines(result: EvalResult) -> list[tuple[str, str, float]]:
+    """Return (name, words about it, mean) of each metric."""
+    lines: list[tuple[str, str, float]] = []
+    for name, mean in result.metrics.items():
+        known, count = result.metric_ranges.get(name), result.metric_counts.get(name)
+        about = ["lower is better"] if known is not None and known.lower_is_better else []
+        about += [] if count is None else [f"of {count} rollouts"]
+        lines.append((name, ", ".join(about), mean))
+    return lines
+
+
 def format_tokens(mean: float | None) -> str:
     """Return a mean number of tokens as text; a dash where the endpoint did not count them."""
     return "-" if mean is None else f"{mean:.0f}"
@@ -297,6 +310,7 @@ def result_of(
     clusters = [task.cluster for task in tasks]
     low, high = description.reward_min, description.reward_max
     ungradable = [row.metrics[UNGRADABLE] for row in scored if UNGRADABLE in row.metrics]
+    with_metric = Counter(name for row in scored for name in row.metrics)
     padded = [task.rewards + (low,) * task.num_failed for task in tasks]
     return EvalResult(
         environment=description.name,
@@ -338,6 +352,7 @@ def result_of(
             [_means([row.rewards for row in group if _is_scored(row)]) for group in groups]
         ),
         metrics=_means([row.metrics for row in scored]),
+        metric_counts={name: count for name, count in with_metric.items() if count < len(scored)},
         metric_ranges=description.metrics,
         mean_completion_tokens=_mean_of_known([row.num_completion_tokens for row in scored]),
         mean_prompt_tokens=_mean_of_known([row.num_prompt_tokens for row in scored]),

@@ -12,6 +12,7 @@ from telescope_core.evals.result import (
     counts_of,
     duration_note,
     left_out_of,
+    metric_lines,
     reward_parts,
     spent_in,
 )
@@ -142,11 +143,7 @@ def _parts(result: EvalResult) -> str:
 def _metrics(result: EvalResult) -> str:
     if not result.metrics:
         return ""
-    rows: list[tuple[str, str, str]] = []
-    for name, value in result.metrics.items():
-        known = result.metric_ranges.get(name)
-        lower = known is not None and known.lower_is_better
-        rows.append((name, "lower is better" if lower else "", format_metric(value)))
+    rows = [(name, about, format_metric(mean)) for name, about, mean in metric_lines(result)]
     return (
         "<h2>Metrics</h2>"
         '<p class="soft">Means over the scored rollouts that have the metric.</p>'
