@@ -35,13 +35,19 @@ tutorial: ## train a pretrained model of 135M parameters to add, in a quarter of
 agent-tutorial: ## train a small agent to use a shell in a sandbox
 	@scripts/agent_tutorial.sh
 
-check: stack ## format, lint, types, import contracts, budgets, registry
+check: check-rules check-types ## format, lint, types, import contracts, budgets, registry
+
+.PHONY: check-rules
+check-rules: stack
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/arch
 	$(BIN)/telescope hub check registry
+	$(BIN)/pytest tests/arch
+
+.PHONY: check-types
+check-types: stack
+	$(BIN)/basedpyright
 
 .PHONY: check-ui
 check-ui: stack browser ## where node is there: the built pages are what their sources say, and accessible

@@ -37,7 +37,9 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (("e2e",), ("train",)),
     "nightly": (("e2e",), ("train",), ("envs",)),
 }
-"""Folders of `tests` that one batch takes, for each part; one more batch takes all others."""
+"""Folders of `tests` that one batch takes, for each part; one more batch takes the rest."""
+OF_CHECK = {"arch"}
+"""Folders that no batch takes, since `make check` runs their tests."""
 NO_TESTS = 5
 """What pytest returns if no test was of that kind."""
 FAILURE = ("FAILED tests/", "ERROR tests/")
@@ -63,8 +65,8 @@ class Batch:
 
 
 def batches_of(part: str) -> list[Batch]:
-    """Return the batches of `part`, which together take every folder of `tests` once."""
-    left = {path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py"))}
+    """Return the batches of `part`: they take every folder of `tests` once but those of check."""
+    left = {path.name for path in TESTS.iterdir() if any(path.rglob("test_*.py"))} - OF_CHECK
     batches = []
     for group in (*GROUPS[part], tuple(sorted(left))):
         folders = tuple(name for name in group if name in left)

@@ -31,14 +31,16 @@ def test_a_test_of_any_marks_is_of_one_part_alone(runner):
         assert len(parts) == (0 if marks["gpu"] else 1), marks
 
 
-def test_every_folder_of_tests_is_in_one_batch_of_each_part(runner):
+def test_every_folder_of_tests_is_in_one_batch_of_each_part_or_in_check(runner):
     there = sorted(path.parent for path in (ROOT / "tests").rglob("test_*.py"))
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in there}
     for part in runner.PARTS:
         batches = runner.batches_of(part)
         assert len({batch.name for batch in batches}) == len(batches)
         taken = [name for batch in batches for name in batch.folders]
-        assert sorted(taken) == sorted(folders), part
+        assert sorted(taken) == sorted(folders - runner.OF_CHECK), part
+    recipe = (ROOT / "Makefile").read_text().partition("\ncheck-rules:")[2].partition("\n\n")[0]
+    assert all(f"pytest tests/{folder}\n" in f"{recipe}\n" for folder in runner.OF_CHECK)
 
 
 @pytest.fixture
