@@ -707,6 +707,9 @@ def test_runs_and_evals_have_their_names_where_a_key_has_other_letters(tmp_path,
         ]
         assert "than in eval a (eval-a)" in page.text()
         assert "Search example ids" in page.text()
+        show(page, ui, "/evals/eval-b?ui.q=ALERT")
+        page.until("document.querySelectorAll('td .excerpt').length === 8")
+        assert "8 rollouts found; all are searched." in page.text()
         page.open("about:blank")
 
 

@@ -57,6 +57,40 @@ def test_an_eval_without_a_run_has_its_pages_and_is_compared_to_the_one_before(t
         assert "unknown eval 'lat'; did you mean 'late'" in message
 
 
+def test_rollouts_of_an_eval_are_found_by_what_they_say(tmp_path, evals):
+    path = evals / "evals" / "late" / "rollouts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "look", "arguments": '{"at": "Rome"}'},
+    }
+    rows[1]["messages"].append({"role": "assistant", "content": "", "reasoning_content": "IN ROME"})
+    rows[2]["messages"].append({"role": "assistant", "content": "", "tool_calls": [call]})
+    rows[3]["messages"][0]["content"] = f"{'so ' * 400}rome{' on' * 400}"
+    rows[4]["messages"] = "of another form"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with answered([evals], tmp_path / "cache") as ui:
+        found = ui.get("/evals/late/rollouts?q=Rome")
+        assert found["columns"]["group_id"] == [rows[at]["group_id"] for at in (1, 2, 3)]
+        in_thought, in_call, in_text = found["columns"]["excerpt"]
+        assert (in_thought, "Rome" in in_call, "so rome on" in in_text) == ("IN ROME", True, True)
+        assert len(in_text) <= 200
+        assert found["search"] == {
+            **{"next_cursor": None, "num_searched": 8, "num_rollouts": 8, "is_complete": True}
+        }
+        for address in found["columns"]["address"]:
+            assert ui.get(address)["page"] == "rollout"
+        first = ui.get("/evals/late/rollouts?q=rome&limit=2")
+        cursor = first["search"]["next_cursor"]
+        rest = ui.get(f"/evals/late/rollouts?q=rome&limit=2&cursor={cursor}")
+        parts = [page["columns"]["group_id"] for page in (first, rest)]
+        assert [*parts[0], *parts[1]] == found["columns"]["group_id"]
+        assert (len(parts[0]), rest["search"]["is_complete"]) == (2, True)
+        assert ui.get("/evals/late/rollouts?q=rome&cursor=99")["search"]["is_complete"]
+        assert not ui.get("/evals/late/rollouts?q=nowhere")["columns"]["address"]
+
+
 def test_an_eval_that_goes_on_says_how_far_it_is(tmp_path, evals):
     (evals / "evals" / "late" / "results.json").unlink()
     with answered([evals], tmp_path / "cache") as ui:

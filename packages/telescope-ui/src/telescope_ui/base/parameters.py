@@ -126,6 +126,14 @@ class EvalParameters(Parameters):
     against: Text = ""
 
 
+class EvalRolloutsParameters(Parameters):
+    """Parameters of `/runs/{run}/evals/{folder}/rollouts`."""
+
+    q: Text = ""
+    cursor: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
 class LogsParameters(Parameters):
     """Parameters of `/runs/{run}/logs`."""
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -67,6 +68,16 @@ class EvalRow(msgspec.Struct, frozen=True):
     environment: str = ""
     status: str = ""
     reward: float | None = None
+
+
+class _Said(msgspec.Struct):
+    content: str = ""
+    reasoning_content: str = ""
+    tool_calls: msgspec.Raw = msgspec.Raw()
+
+
+class _Conversation(msgspec.Struct):
+    messages: list[_Said] = []
 
 
 class PlacedRow(NamedTuple):
@@ -202,6 +213,27 @@ def _rows(path: Path, stamp: Stamp) -> _Rows:
                     found[row.group_id, row.index] = PlacedRow(row, offset, len(part))
             offset += len(part)
     return _Rows(tuple(found.values()), num_damaged, num_too_long)
+
+
+def texts_of(place: EvalPlace, placed: Sequence[PlacedRow]) -> Iterator[list[str]]:
+    """Yield the texts of the messages of each rollout, thinking and tool calls (JSON) too."""
+    path = place.file("rollouts.jsonl")
+    if path is None:
+        return
+    decoder = msgspec.json.Decoder(_Conversation)
+    with path.open("rb") as stream:
+        for one in placed:
+            stream.seek(one.offset)
+            try:
+                messages = decoder.decode(stream.read(one.length)).messages
+            except (ValueError, RecursionError):
+                # Messages of another form; or the file was replaced, and the next answer sees that.
+                messages = []
+            yield [
+                text
+                for said in messages
+                for text in (said.content, said.reasoning_content, bytes(said.tool_calls).decode())
+            ]
 
 
 def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:

@@ -28,6 +28,12 @@ _SAID = (
 """All texts of a row's messages, in SQL, including thinking and tool calls as JSON."""
 
 
+def excerpt(text: str, wanted: str) -> str:
+    """Return the part of `text` around `wanted`, which is in lower case and is in it."""
+    start = max(0, text.lower().find(wanted) - _EXCERPT // 3)
+    return text[start : start + _EXCERPT]
+
+
 class Cursor(NamedTuple):
     """Point at which a search continues: a step, and the number of its hits so far."""
 

@@ -1,5 +1,6 @@
 """Evals, of a run or alone: points with intervals, paired verdicts, changed examples."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from telescope_core.evals.comparison import Comparison, Difference, compare_resu
 from telescope_core.evals.result import EvalResult, RewardSoFar, TaskScore
 from telescope_core.reports.differences import cautions, sentence
 from telescope_ui.base.answers import JsonObject, ParameterError
-from telescope_ui.base.parameters import EvalParameters
+from telescope_ui.base.parameters import EvalParameters, EvalRolloutsParameters
 from telescope_ui.files.database import Database
 from telescope_ui.files.eval_files import (
     EvalKey,
@@ -24,10 +25,12 @@ from telescope_ui.files.eval_files import (
     result_of,
     row_in,
     rows_of,
+    texts_of,
 )
 from telescope_ui.index import queries
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
+from telescope_ui.index.search import LIMIT_S, excerpt
 from telescope_ui.pages.happened import eval_points
 from telescope_ui.pages.judged import eval_problems
 from telescope_ui.pages.rollout import (
@@ -382,6 +385,47 @@ def eval_rollout_page(
             "timeline": timeline_around(run, extent_of_moments(calls, {"time_s": []})),
             "eval": shown.address(),
             "example": run.address("examples", row.environment, row.example_id) if folder else None,
+        },
+    }
+
+
+def eval_rollouts_page(run: OneRun, folder: str, asked: EvalRolloutsParameters) -> JsonObject:
+    """Return the rollouts of an eval in which somebody says `q`, ignoring case, from `cursor` on.
+
+    `folder` is empty for an eval without a run. An answer has `limit` hits, or fewer when the time
+    of a search has passed.
+    """
+    if folder:
+        eval_key(run.path, folder)
+    shown = _Shown(run, folder)
+    placed = rows_of(shown.place)
+    rest = placed[asked.cursor :]
+    wanted = asked.q.lower()
+    deadline_s = time.monotonic() + LIMIT_S
+    hits: list[Sequence[object]] = []
+    at = asked.cursor
+    for (row, _, _), texts in zip(rest, texts_of(shown.place, rest), strict=False):
+        at += 1
+        hit = next((text for text in texts if wanted in text.lower()), None)
+        if hit is not None:
+            where = shown.address("rollouts", row.group_id, row.index)
+            said = excerpt(hit, wanted)
+            hits.append(
+                (row.example_id, row.group_id, row.index, row.status, row.reward, said, where)
+            )
+        if len(hits) == asked.limit or time.monotonic() > deadline_s:
+            break
+    names = ("example_id", "group_id", "index", "status", "reward", "excerpt", "address")
+    is_complete = at >= len(placed)
+    return {
+        "page": "eval_rollouts",
+        "run": run.brief(),
+        "columns": queries.as_columns(names, hits),
+        "search": {
+            "next_cursor": None if is_complete else str(at),
+            "num_searched": at,
+            "num_rollouts": len(placed),
+            "is_complete": is_complete,
         },
     }
 

@@ -27,7 +27,13 @@ from telescope_ui.files.run_files import inside
 from telescope_ui.index.runs import Runs
 from telescope_ui.pages.compare import compare_examples_page, compare_page, difference_page
 from telescope_ui.pages.config import config_page
-from telescope_ui.pages.evals import eval_page, eval_rollout_page, evals_page, standalone_eval_page
+from telescope_ui.pages.evals import (
+    eval_page,
+    eval_rollout_page,
+    eval_rollouts_page,
+    evals_page,
+    standalone_eval_page,
+)
 from telescope_ui.pages.groups import example_page, group_page
 from telescope_ui.pages.infra import infra_page
 from telescope_ui.pages.logs import logs_page
@@ -201,6 +207,18 @@ def _add_evals(app: FastAPI, runs: Runs, database: Database) -> None:
         _, number, _ = key_of(group, index, "1")
         one, key = runs.get(run), (group, number)
         return _answer(eval_rollout_page(one, database, folder, key, with_tokens=asked.tokens))
+
+    @app.get("/runs/{run:part}/evals/{folder:part}/rollouts")
+    def _eval_rollouts(
+        run: str, folder: str, asked: Annotated[asked_for.EvalRolloutsParameters, Query()]
+    ) -> Response:
+        return _answer(eval_rollouts_page(runs.get(run), folder, asked))
+
+    @app.get("/evals/{key:part}/rollouts")
+    def _rollouts_of_eval(
+        key: str, asked: Annotated[asked_for.EvalRolloutsParameters, Query()]
+    ) -> Response:
+        return _answer(eval_rollouts_page(runs.get_eval(key), "", asked))
 
     @app.get("/evals/{key:part}")
     def _standalone(key: str, asked: Annotated[asked_for.EvalParameters, Query()]) -> Response:

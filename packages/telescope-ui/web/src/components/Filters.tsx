@@ -41,6 +41,15 @@ interface FieldProps {
   type: "search" | "number";
 }
 
+/** A search in conversations, which writes to the address of the page. */
+export function TextSearch({ name, query, onChange }: Pick<FieldProps, "name" | "query" | "onChange">) {
+  return (
+    <form class="filters" role="search" onSubmit={(event) => event.preventDefault()}>
+      <Field name={name} label="Search text, thoughts, tools" query={query} onChange={onChange} type="search" />
+    </form>
+  );
+}
+
 /** Takes effect on Enter and when the field is left, not with every key. */
 function Field({ name, label, query, onChange, type }: FieldProps) {
   const value = query.get(name) ?? "";

@@ -3,10 +3,9 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { withQuery } from "../lib/address.ts";
-import { rowsOf, type Cell } from "../lib/columns.ts";
+import { rowsOf, type Cell, type Columns } from "../lib/columns.ts";
 import { load } from "../lib/data.ts";
-import { formatNumber, plural } from "../lib/format.ts";
-import type { RolloutsPage } from "../lib/types.ts";
+import { plural } from "../lib/format.ts";
 import { Empty, Trouble } from "./States.tsx";
 
 export type Hit = Record<string, Cell> & { address: string };
@@ -14,37 +13,51 @@ export type Hit = Record<string, Cell> & { address: string };
 /** Hits after which it pauses, until somebody wants more. */
 const PAUSE = 50;
 
-interface Found {
-  hits: Hit[];
-  cursor: string | null;
-  /** Oldest and newest step that were searched. */
-  steps: [number, number] | null;
+/** An answer of a search: some hits, and where it goes on. */
+export interface Searched {
+  columns: Columns;
+  search?: { next_cursor: string | null };
 }
 
-/** What is known after one more answer: a search goes from the newest step to the oldest. */
-function foundIn({ columns, search }: RolloutsPage, before?: Found): Found {
-  const [oldest, newest] = search?.steps_searched ?? before?.steps ?? [null, null];
+/** How far a search is. */
+export interface Progress {
+  done: number;
+  of: number;
+  /** What was searched, after the number of hits. */
+  text: string;
+}
+
+interface Found<Page> {
+  hits: Hit[];
+  cursor: string | null;
+  pages: Page[];
+}
+
+/** What is known after one more answer. */
+function foundIn<Page extends Searched>(page: Page, before?: Found<Page>): Found<Page> {
   return {
-    hits: [...(before?.hits ?? []), ...rowsOf<Hit>(columns as never)],
-    cursor: search?.next_cursor ?? null,
-    steps: oldest === null || newest === null ? null : [oldest, before?.steps?.[1] ?? newest],
+    hits: [...(before?.hits ?? []), ...rowsOf<Hit>(page.columns as never)],
+    cursor: page.search?.next_cursor ?? null,
+    pages: [...(before?.pages ?? []), page],
   };
 }
 
-interface Props {
+interface Props<Page> {
   address: string;
-  first: RolloutsPage;
+  first: Page;
   /** `first` is of another search, and that of this one is on its way. */
   isOld: boolean;
+  /** How far the search is after these answers. */
+  progressOf: (pages: Page[]) => Progress;
   children: (hits: Hit[]) => ComponentChildren;
 }
 
-export function Search({ address, first, isOld, children }: Props) {
+export function Search<Page extends Searched>({ address, first, isOld, progressOf, children }: Props<Page>) {
   const [found, set] = useState(() => foundIn(first));
   const [wanted, want] = useState(PAUSE);
   const [isStopped, stop] = useState(false);
   const [trouble, setTrouble] = useState("");
-  const { hits, cursor, steps } = found;
+  const { hits, cursor, pages } = found;
   useEffect(() => {
     set(foundIn(first));
     want(PAUSE);
@@ -55,15 +68,13 @@ export function Search({ address, first, isOld, children }: Props) {
   useEffect(() => {
     if (!searches) return;
     const leave = new AbortController();
-    load<RolloutsPage>(withQuery(address, { cursor }), leave.signal).then(
+    load<Page>(withQuery(address, { cursor }), leave.signal).then(
       (page) => set((before) => foundIn(page, before)),
       (error: unknown) => leave.signal.aborted || setTrouble(error instanceof Error ? error.message : String(error)),
     );
     return () => leave.abort();
   }, [searches, cursor, first]);
-  const query = new URLSearchParams(address.split("?")[1] ?? "");
-  const from = Math.max(first.steps.first ?? 0, Number(query.get("step_from") ?? -Infinity));
-  const to = Math.min(first.steps.last ?? 0, Number(query.get("step_to") ?? Infinity));
+  const { done, of, text } = progressOf(pages);
   const more = () => {
     setTrouble("");
     stop(false);
@@ -72,10 +83,10 @@ export function Search({ address, first, isOld, children }: Props) {
   return (
     <>
       <div class="tools" role="status">
-        {searches && <progress max={to - from + 1} value={steps ? to - steps[0] + 1 : 0} aria-label="steps that are searched" />}
+        {searches && <progress max={of} value={done} aria-label="what is searched" />}
         <span class="faint">
-          {plural(hits.length, "rollout")} found{steps && ` in steps ${formatNumber(steps[0])} to ${formatNumber(steps[1])}`}
-          {cursor === null ? "; all are searched." : ` of ${formatNumber(from)} to ${formatNumber(to)}.`}
+          {plural(hits.length, "rollout")} found{text}
+          {cursor === null && "; all are searched"}.
         </span>
         {searches && (
           <button type="button" onClick={() => stop(true)}>
@@ -90,7 +101,7 @@ export function Search({ address, first, isOld, children }: Props) {
       </div>
       {trouble && <Trouble message={trouble} />}
       {hits.length > 0 && children(hits)}
-      {hits.length === 0 && cursor === null && <Empty>No rollout that the filters leave says this.</Empty>}
+      {hits.length === 0 && cursor === null && <Empty>No rollout says this.</Empty>}
     </>
   );
 }

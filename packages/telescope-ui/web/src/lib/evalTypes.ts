@@ -45,6 +45,12 @@ export interface EvalsPage {
   evals: { name: string; points: EvalPoint[] }[];
 }
 
+/** Rollouts of an eval in which somebody says something. */
+export interface EvalRolloutsPage {
+  columns: Columns;
+  search: { next_cursor: string | null; num_searched: number; num_rollouts: number; is_complete: boolean };
+}
+
 export interface EvalPage {
   run: RunOf;
   folder: string;

@@ -1,15 +1,21 @@
 import { Facts } from "../components/Facts.tsx";
+import { TextSearch } from "../components/Filters.tsx";
 import { Link } from "../components/Link.tsx";
 import { LongTable } from "../components/LongTable.tsx";
+import { Search, type Progress } from "../components/Search.tsx";
 import { Empty, Ready, State } from "../components/States.tsx";
-import { dataAddress, ofRun, withQuery } from "../lib/address.ts";
+import { Table } from "../components/Table.tsx";
+import { dataAddress, ofRun, parseAddress, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
-import { formatNumber, formatSeconds, nameOfRun, plural } from "../lib/format.ts";
+import { formatCell, formatNumber, formatSeconds, nameOfRun, plural } from "../lib/format.ts";
 import type { PageProps } from "../lib/page.ts";
 import { exported, go } from "../lib/router.ts";
-import type { EvalPage } from "../lib/evalTypes.ts";
+import type { EvalPage, EvalRolloutsPage } from "../lib/evalTypes.ts";
 import { visible } from "../lib/visible.ts";
+
+/** Parameter of the page: what is searched in conversations. */
+const SAID = "ui.q";
 
 interface Flip {
   example_id: string;
@@ -74,6 +80,7 @@ export function Eval({ address, run }: PageProps) {
               {caution}
             </p>
           ))}
+          <Conversations data={data} address={address} />
           <Flips data={data} address={address} />
           <Tasks data={data} address={address} />
           <Settings settings={data.settings} />
@@ -132,6 +139,49 @@ function Result({ data }: { data: EvalPage }) {
       ]}
     />
   );
+}
+
+/** A search in what was said; an export has no server that could search. */
+function Conversations({ data, address }: { data: EvalPage; address: string }) {
+  const { query } = parseAddress(address);
+  if (exported() || !data.so_far.num_rollouts) return null;
+  return (
+    <>
+      <TextSearch name={SAID} query={query} onChange={(changes) => go(withQuery(address, changes), "replace")} />
+      {query.get(SAID) && <Hits address={withQuery(`${data.address}/rollouts`, { q: query.get(SAID) })} />}
+    </>
+  );
+}
+
+function Hits({ address }: { address: string }) {
+  // What a search has found stays as it is, whatever the eval goes on to write.
+  const loaded = useData<EvalRolloutsPage>(address, undefined, []);
+  return (
+    <Ready loaded={loaded}>
+      {(first) => (
+        <Search address={address} first={first} isOld={loaded.isOld} progressOf={searched}>
+          {(hits) => (
+            <Table
+              caption="Rollouts that say it"
+              rows={hits}
+              keyOf={(row) => row.address}
+              columns={[
+                { name: "Rollout", cell: (row) => <Link to={row.address} class="name">{`${visible(String(row["example_id"] || row["group_id"]))} #${String(row["index"])}`}</Link> },
+                { name: "Excerpt", cell: (row) => <span class="mono excerpt">{visible(String(row["excerpt"] ?? ""))}</span> },
+                { name: "Status", cell: (row) => <State state={String(row["status"])} /> },
+                { name: "Reward", isNumber: true, cell: (row) => formatCell(row["reward"], "reward") },
+              ]}
+            />
+          )}
+        </Search>
+      )}
+    </Ready>
+  );
+}
+
+function searched(pages: EvalRolloutsPage[]): Progress {
+  const { num_searched, num_rollouts, is_complete } = pages.at(-1)!.search;
+  return { done: num_searched, of: num_rollouts, text: is_complete ? "" : ` in ${formatNumber(num_searched)} of ${formatNumber(num_rollouts)}` };
 }
 
 function Flips({ data, address }: { data: EvalPage; address: string }) {

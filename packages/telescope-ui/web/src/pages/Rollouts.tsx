@@ -3,7 +3,7 @@ import { Histogram } from "../components/Histogram.tsx";
 import { Link } from "../components/Link.tsx";
 import { Empty, IndexNote, Ready, State } from "../components/States.tsx";
 import { Table, type Column } from "../components/Table.tsx";
-import { Search, type Hit } from "../components/Search.tsx";
+import { Search, type Hit, type Progress } from "../components/Search.tsx";
 import { joined, parseAddress, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { useData } from "../lib/data.ts";
@@ -187,7 +187,7 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
   );
   if (isSearch) {
     return (
-      <Search address={address} first={data} isOld={isOld}>
+      <Search address={address} first={data} isOld={isOld} progressOf={(pages) => stepsSearched(pages, query)}>
         {table}
       </Search>
     );
@@ -206,6 +206,18 @@ function Rows({ address, data, isOld, onChange }: Omit<ShownProps, "run"> & { is
       <Pager address={address} total={data.total ?? rows.length} count={rows.length} />
     </>
   );
+}
+
+/** How far a search is, which goes from the newest step to the oldest. */
+function stepsSearched(pages: RolloutsPage[], query: URLSearchParams): Progress {
+  const [first] = pages;
+  const from = Math.max(first?.steps.first ?? 0, Number(query.get("step_from") ?? -Infinity));
+  const to = Math.min(first?.steps.last ?? 0, Number(query.get("step_to") ?? Infinity));
+  const parts = pages.flatMap(({ search }) => (search?.steps_searched ? [search.steps_searched] : []));
+  const [oldest, newest] = [parts.at(-1)?.[0], parts[0]?.[1]];
+  if (oldest === undefined || newest === undefined) return { done: 0, of: to - from + 1, text: "" };
+  const rest = pages.at(-1)?.search?.is_complete ? "" : ` of ${formatNumber(from)} to ${formatNumber(to)}`;
+  return { done: to - oldest + 1, of: to - from + 1, text: ` in steps ${formatNumber(oldest)} to ${formatNumber(newest)}${rest}` };
 }
 
 /** Why a rollout failed or was left out; wide enough for a line, so that rows stay low. */
