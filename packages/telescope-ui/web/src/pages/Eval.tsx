@@ -166,7 +166,12 @@ function Hits({ address }: { address: string }) {
               rows={hits}
               keyOf={(row) => row.address}
               columns={[
-                { name: "Rollout", cell: (row) => <Link to={row.address} class="name">{`${visible(String(row["example_id"] || row["group_id"]))} #${String(row["index"])}`}</Link> },
+                {
+                  name: "Rollout",
+                  cell: (row) => (
+                    <Link to={row.address} class="name">{`${visible(String(row["example_id"] || row["group_id"]))} #${String(row["index"])}`}</Link>
+                  ),
+                },
                 { name: "Excerpt", cell: (row) => <span class="mono excerpt">{visible(String(row["excerpt"] ?? ""))}</span> },
                 { name: "Status", cell: (row) => <State state={String(row["status"])} /> },
                 { name: "Reward", isNumber: true, cell: (row) => formatCell(row["reward"], "reward") },
