@@ -21,6 +21,7 @@ import typer
 from telescope_cli.output import make_streams_usable
 from telescope_cli.verbs import Verb, command_of, verb_app
 from telescope_core.base.addresses import reached_directly
+from telescope_core.base.collector import rare_collections
 from telescope_core.base.first_process import go_on_below_first
 from telescope_core.base.interrupts import Interrupted, asked, cut_short, taken
 
@@ -161,7 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _main(arguments: Sequence[str] | None) -> None:
     try:
         command = command_of(app)
-        command(None if arguments is None else list(arguments), prog_name="telescope")
+        # Also while a command imports torch and others, whose objects stay: to look through them
+        # again and again would take a sixth of the time until it begins.
+        with rare_collections():
+            command(None if arguments is None else list(arguments), prog_name="telescope")
     except KeyboardInterrupt as interrupt:
         _end_as_interrupted(interrupt)
     except SystemExit as ended:

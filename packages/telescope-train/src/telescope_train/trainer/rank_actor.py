@@ -10,11 +10,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
+from telescope_core.base.collector import rare_collections
 from telescope_core.records.logs import Logs, telling_failure
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.ports import HeldPort
@@ -54,6 +55,9 @@ class RankActor:
         self._worker: TrainerWorker | None = None
         self._progress = RankProgress(activity="importing its libraries")
         self._held_port = HeldPort()
+        # Importing libraries and loading a model make millions of objects that stay.
+        self._loading = ExitStack()
+        self._loading.enter_context(rare_collections())
 
     # In a thread of its own, so that it answers while a call computes.
     @ray.method(concurrency_group=WATCHING)
@@ -102,6 +106,7 @@ class RankActor:
         self._network.apply()
         with telling_failure(_LOGGER, "loading the model"):
             self._worker = opens(progress=self._progress, held_port=self._held_port)
+        self._loading.close()
         for test in self._worker.self_tests:
             _LOGGER.info("self-test passed: %s", test.text)
 

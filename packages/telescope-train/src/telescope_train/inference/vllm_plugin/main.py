@@ -12,12 +12,30 @@ import numpy as np
 
 from telescope_core.base.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
-from telescope_train.inference.vllm_plugin import adapter, cpu_kernels, engine_thread, http_server
 from telescope_train.inference.wire import IDENTITY_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE
 
 
 def main() -> None:
     """Run vLLM's OpenAI-compatible server with this process's arguments."""
+    with rare_collections():
+        _run()
+    # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
+    # take seconds more, while whoever started the server waits for its memory and its port.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run() -> None:
+    # vLLM is imported here, because collecting garbage as often as by default would take a sixth of
+    # the time of that.
+    from telescope_train.inference.vllm_plugin import (
+        adapter,
+        cpu_kernels,
+        engine_thread,
+        http_server,
+    )
+
     # All must be in place before vLLM creates its engine and its model.
     adapter.name_in_every_request()
     answer_for_every_engine()
@@ -36,13 +54,7 @@ def main() -> None:
     sys.stdout.write(f"this is the inference server {identity}\n")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
-    with rare_collections():
-        serve()
-    # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
-    # take seconds more, while whoever started the server waits for its memory and its port.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    serve()
 
 
 def answer_for_every_engine() -> None:
