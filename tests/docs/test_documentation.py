@@ -124,7 +124,7 @@ ELSEWHERE = {
         "tests/cli/test_rescore.py::test_the_new_rewards_are_a_folder_that_evals_read"
     ),
     "telescope train run.toml --resume --megatron_tensor_parallel_size 1": (
-        "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks_and_is_exported"
+        "tests/e2e/test_megatron_run.py::test_a_run_goes_on_with_other_ranks"
     ),
     "export RAY_AUTH_MODE=token": THREE_NODES,
     "ray get-auth-token --generate": THREE_NODES,
@@ -135,7 +135,7 @@ ELSEWHERE = {
         "tests/e2e/test_harnesses.py::test_its_rollout_is_trained_on_exactly_what_was_sampled"
     ),
     "telescope eval ./mend.py:Mend --base-url http://127.0.0.1:8000/v1 --examples 1 --rollouts 4": (
-        "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos"
+        "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos_are_measured"
     ),
     "telescope eval ./logs.py:Logs --base-url http://127.0.0.1:8000/v1 --examples 4 "
     "--env.harness shell-agent --env.harness_options "
@@ -329,7 +329,9 @@ ELSEWHERE = {
     "telescope train examples/quickstart.toml --resume": (
         "tests/e2e/test_resumed_run.py::test_a_run_that_is_stopped_twice_goes_on_and_ends"
     ),
-    "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": FIRST_RUN,
+    "telescope train examples/quickstart.toml --name synchronous --max_async_rollout 0": (
+        "tests/e2e/test_synchronous_run.py::test_two_ranks_train_synchronously"
+    ),
     "telescope eval compare runs/evals/base runs/evals/trained": (
         "tests/cli/test_eval.py::test_two_evals_are_compared_by_example"
     ),
@@ -347,7 +349,7 @@ ELSEWHERE = {
         "tests/cli/test_eval_endpoint.py::test_the_environment_of_the_page_on_pictures"
     ),
     "telescope eval ./sums.py:Sums --base-url http://127.0.0.1:8000/v1 --examples 4 "
-    "--rollouts 2": "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos",
+    "--rollouts 2": "tests/e2e/test_agents.py::test_the_agents_of_the_how_tos_are_measured",
     "telescope eval ./reverse.py:Reverse --base-url http://127.0.0.1:8000/v1 --env.num_letters 3": (
         "tests/cli/test_eval.py::test_json_is_alone_on_stdout_and_env_flags_reach_the_environment"
     ),

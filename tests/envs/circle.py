@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +20,8 @@ import uv
 from tests.e2e.cli_runs import TELESCOPE
 from tests.ports import free_port
 
+from telescope_core.records import RunFolder
+from telescope_envs.records.lockfile import LOCK_NAME, read_lock
 from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, running
 from telescope_train.models.tiny import make_tiny_model
 
@@ -32,11 +34,10 @@ number_of_steps = {steps}
 eval_after_training = false
 [model]
 model = {model}
-[[environments]]
-name = "acme/sort-words"
+{environments}
 [rollout]
 group_size = 4
-prompts_batch_size_for_trainer = 2
+prompts_batch_size_for_trainer = 6
 max_tokens = 8
 discard_group_zero_advantage = false
 [trainer]
@@ -45,6 +46,7 @@ seq_len = 512
 inference_base_port = {port}
 max_model_len = 512
 """
+_VLLM_CACHE = str(Path.home() / ".cache" / "vllm")
 _AS_ACME = {
     f"GIT_{role}_{what}": text
     for role in ("AUTHOR", "COMMITTER")
@@ -92,6 +94,8 @@ class Machine:
                 "HOME": str(self.root),
                 **_AS_ACME,
                 "UV_CACHE_DIR": _uv_cache(),
+                # What vLLM has found out about a class of models, in a process for each.
+                "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", _VLLM_CACHE),
                 "TELESCOPE_HOME": str(self.root / "data"),
                 "TELESCOPE_REGISTRY": self.registry,
                 "OMP_NUM_THREADS": "1",
@@ -127,7 +131,7 @@ class Engine:
     model: Path
     base_url: str
     num_steps: int = 5
-    """Length of the training."""
+    """Length of each training."""
 
 
 @contextmanager
@@ -183,15 +187,26 @@ def one_answer(folder: Path) -> Iterator[Engine]:
             thread.join()
 
 
-def go_round(place: Place, root: Path, engine: Engine) -> None:
-    """Walk the whole circle in `root`."""
+def go_round(
+    place: Place,
+    root: Path,
+    engine: Engine,
+    *,
+    at_last: Callable[[Machine, Engine], None] | None = None,
+) -> None:
+    """Walk the whole circle in `root`.
+
+    `at_last`: trains with what is installed, at the end, for the training of the circle.
+    """
     author = Machine(root / "author", place.pushes_to, place.variables)
     user = Machine(root / "user", place.reads_from)
     project = author.work / "sort-words"
 
     write_and_push(author, project)
     place.refresh()
-    install_and_use(user, engine)
+    install_and_measure(user, engine)
+    if at_last is None:
+        train(user, engine, [ID])
 
     author.telescope("env", "yank", f"{ID}@0.1.0", "--reason", "counts ties twice")
     place.refresh()
@@ -213,6 +228,8 @@ def go_round(place: Place, root: Path, engine: Engine) -> None:
     assert installed(colleague) == {ID: "0.2.0"}
 
     take_to_an_island(colleague, root / "island")
+    if at_last is not None:
+        at_last(user, engine)
 
 
 def write_and_push(author: Machine, project: Path) -> None:
@@ -231,8 +248,8 @@ def write_and_push(author: Machine, project: Path) -> None:
     author.telescope("env", "push", "--yes", where=project)
 
 
-def install_and_use(user: Machine, engine: Engine) -> None:
-    """Find it, install it, measure a model on it and train one."""
+def install_and_measure(user: Machine, engine: Engine) -> None:
+    """Find it, install it, and measure a model on it."""
     found = json.loads(user.telescope("env", "search", "words", "--json"))
     assert [row["id"] for row in found] == [ID]
     assert found[0]["summary"] == "Words, put in order"
@@ -244,13 +261,33 @@ def install_and_use(user: Machine, engine: Engine) -> None:
     where = ["--base-url", engine.base_url, "--model", SERVED_MODEL_NAME]
     told = json.loads(user.telescope("eval", ID, *where, *shape))
     assert told["num_scored"] == 8
-    model = json.dumps(str(engine.model))
-    settings = TRAIN.format(model=model, steps=engine.num_steps, port=free_port())
-    (user.work / "run.toml").write_text(settings)
-    user.telescope("train", "run.toml")
-    steps = (user.work / "runs" / "circle" / "metrics.jsonl").read_text().splitlines()
-    assert len(steps) == engine.num_steps
-    assert user.locked()["sha256"] in (user.work / "runs" / "circle" / "run.json").read_text()
+
+
+def train(user: Machine, engine: Engine, names: Sequence[str]) -> RunFolder:
+    """Train a model on the environments `names`, which are locked; returns the folder."""
+    config = training_config(user, engine, names)
+    user.telescope("train", config.name)
+    run = RunFolder.open(user.work / "runs" / "circle")
+    assert len(run.metrics()) == engine.num_steps
+    lock = read_lock(user.work / LOCK_NAME)
+    for name in names:
+        entry = lock.find(name)
+        assert entry is not None
+        assert entry.sha256 in (run.path / "run.json").read_text()
+    return run
+
+
+def training_config(user: Machine, engine: Engine, names: Sequence[str]) -> Path:
+    """Write the config of a training."""
+    config = user.work / "run.toml"
+    settings = TRAIN.format(
+        model=json.dumps(str(engine.model)),
+        steps=engine.num_steps,
+        port=free_port(),
+        environments="\n".join(f'[[environments]]\nname = "{name}"' for name in names),
+    )
+    config.write_text(settings)
+    return config
 
 
 def take_to_an_island(colleague: Machine, root: Path) -> None:

@@ -10,14 +10,56 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.cli_runs import TELESCOPE, finish
-from tests.envs.circle import Engine, Place, go_round, one_answer, running_engine
+from tests.envs.circle import (
+    ID,
+    Engine,
+    Machine,
+    Place,
+    go_round,
+    one_answer,
+    running_engine,
+    train,
+    training_config,
+)
 from tests.envs.loopback_hub import loopback_hub
-from tests.envs.projects import write_registry
+from tests.envs.projects import toy_publication, write_registry
 from tests.envs.serving import hub_process
 from tests.envs.static_host import static_host
 
+from telescope_core.records import RunFolder
+from telescope_envs.records.lockfile import LOCK_NAME, read_lock
+from telescope_train.plan.load import load_train_config
+from telescope_train.plan.plan import make_plan
+from telescope_train.plan.prepared import prepare
+from telescope_train.plan.text import render_plan
+
 pytestmark = pytest.mark.engine
 HF_NAME = "acme/envs"
+CODE = '''"""Rewards long answers, and says which six it has."""
+
+import sys
+
+import six
+
+from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
+
+
+class Toy(SingleTurnEnvironment):
+    """Wants long words."""
+
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-{i}", prompt=f"{i}?") for i in range(4)])
+
+    async def play(self, episode):
+        episode.tags["six"] = six.__version__
+        episode.tags["prefix"] = sys.prefix
+        return await super().play(episode)
+
+    @reward
+    def long(self, rollout, example):
+        return min(1.0, len(rollout.completion_text) / 16)
+'''
+VERSIONS = {"older": "1.16.0", "newer": "1.17.0"}
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +69,52 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-def test_the_circle_through_a_folder(tmp_path: Path) -> None:
+def test_the_circle_through_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its training has two more environments, which need different versions of one package."""
     folder = tmp_path / "registry"
-    write_registry(folder)
+    registry = write_registry(folder)
+
+    def train_beside_two_that_conflict(user: Machine, engine: Engine) -> None:
+        for name, version in VERSIONS.items():
+            needs = ("telescope-core", f"six=={version}")
+            publication = toy_publication(
+                name=name, code=CODE, needs=needs, splits={"train": 4, "eval": 4}
+            )
+            registry.store.publish(publication)
+        conflicting = [f"acme/{name}" for name in VERSIONS]
+        user.telescope("env", "install", *conflicting)
+        names = [ID, *conflicting]
+        config = training_config(user, engine, names)
+        with monkeypatch.context() as patched:
+            patched.setenv("TELESCOPE_HOME", str(user.root / "data"))
+            patched.setenv("TELESCOPE_REGISTRY", user.registry)
+            patched.chdir(user.work)
+            plan = make_plan(prepare(load_train_config([config])))
+        assert plan.problems == ()
+        shown = " ".join(render_plan(plan).split())
+        assert shown.count("in a virtual environment of its own, digest") == len(names)
+        assert not (user.work / "runs" / "circle").exists(), "a plan writes nothing"
+        require_own_packages(train(user, engine, names), user.work / LOCK_NAME)
+
     with one_answer(tmp_path) as engine:
-        go_round(Place(str(folder), str(folder)), tmp_path, engine)
+        place = Place(str(folder), str(folder))
+        go_round(place, tmp_path, engine, at_last=train_beside_two_that_conflict)
+
+
+def require_own_packages(run: RunFolder, lock: Path) -> None:
+    """Assert that each rollout was played with its own six, and that the run says with which."""
+    rows = [row for row in run.rollouts() if row.environment != ID]
+    played = {(row.environment, row.tags["six"]) for row in rows}
+    assert played == {(f"acme/{name}", version) for name, version in VERSIONS.items()}
+    assert len({row.tags["prefix"] for row in rows}) == 2
+    recorded = run.info().environments
+    for name, version in VERSIONS.items():
+        code = recorded[f"acme/{name}"]
+        entry = read_lock(lock).find(f"acme/{name}")
+        assert entry is not None
+        assert (code.version, code.wheel_sha256) == ("0.1.0", entry.sha256)
+        assert (code.lock_digest, code.place) == (entry.digest, "isolated")
+        assert f"six=={version}" in code.dependencies
 
 
 @pytest.mark.nightly

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.ports import free_port
 
 RANK_SCRIPT = Path(__file__).parent / "rank_script.py"
+FORKED_RANKS = Path(__file__).parent / "forked_ranks.py"
 
 
 def run_ranks(world_size, job, folder, *, script, wait_s=180) -> None:
@@ -24,22 +25,12 @@ def end_ranks(world_size, job, folder, *, script, wait_s=180) -> tuple[list[int]
     """Run `script` once per rank; returns exit codes and outputs. All are gone then."""
     job_file = folder / "job.json"
     job_file.write_text(json.dumps({**job, "output": str(folder)}))
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world_size), str(port), str(job_file)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        said = [rank.communicate(timeout=wait_s)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [rank.returncode for rank in ranks], said
+    arguments = [str(script), str(world_size), str(free_port()), str(job_file)]
+    output = _end([str(FORKED_RANKS), *arguments], wait_s=wait_s)
+    codes = folder / "ranks" / "codes.json"
+    assert codes.exists(), output[-3000:]
+    said = [(folder / "ranks" / f"{rank}.txt").read_text() for rank in range(world_size)]
+    return json.loads(codes.read_text()), said
 
 
 def run_jobs(jobs, folder) -> None:
@@ -49,16 +40,22 @@ def run_jobs(jobs, folder) -> None:
         job["port"] = free_port()
     job_file = folder / "jobs.json"
     job_file.write_text(json.dumps(jobs))
+    _end([str(RANK_SCRIPT), str(job_file)], wait_s=2900)
+
+
+def _end(arguments, *, wait_s) -> str:
+    """Run a script that forks ranks, which has to succeed; returns what it printed."""
     with subprocess.Popen(
-        [sys.executable, str(RANK_SCRIPT), str(job_file)],
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     ) as ranks:
         try:
-            output, _ = ranks.communicate(timeout=2900)
+            output, _ = ranks.communicate(timeout=wait_s)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(ranks.pid, signal.SIGKILL)
         assert ranks.returncode == 0, output[-3000:]
+    return output

@@ -6,6 +6,7 @@ to load, and the rank whose advantages are not finite in a last step). Ranks are
 are imported once for all.
 """
 
+import gc
 import json
 import multiprocessing
 import sys
@@ -24,6 +25,7 @@ from telescope_train.backends.fsdp.layout import fsdp_layout
 from telescope_train.backends.fsdp.policy import load_policy, load_reference
 from telescope_train.backends.fsdp.sharding import local_part
 from telescope_train.backends.progress import checksums
+from telescope_train.models.load import prepare_model
 from telescope_train.trainer.worker import Meeting, TrainerWorker, keep_freed_memory
 
 CPU = torch.device("cpu")
@@ -32,7 +34,9 @@ FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 
 
 def main() -> None:
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    prepare({job["model"] for job in jobs if not job.get("only_loads")})
+    for job in jobs:
         work = load_only if job.get("only_loads") else run
         ranks = [FORK.Process(target=work, args=(rank, job)) for rank in range(job["world_size"])]
         for rank in ranks:
@@ -46,6 +50,14 @@ def main() -> None:
                     for other in waiting.values():
                         other.kill()
                     sys.exit(f"rank {ranks.index(ended)} of {job} failed")
+
+
+def prepare(models: set[str]) -> None:
+    """Do once what each rank would do again: what transformers keeps of a model is inherited."""
+    for model in models:
+        prepare_model(model)
+    gc.collect()
+    gc.freeze()
 
 
 def run(rank: int, job: dict) -> None:

@@ -6,6 +6,7 @@ All layouts are run by one process, which forks the ranks of one after the other
 import json
 import math
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,17 @@ def models(tiny, tmp_path_factory) -> dict[str, Path]:
     return {"dense": tiny} | mixtures | heads
 
 
+# Each is compared with the results of many jobs.
+gradient_of_one = cache(slow_gradient)
+steps_of_one = cache(slow_steps)
+
+
+@pytest.fixture(scope="module")
+def facts(tiny) -> dict[tuple[str, int, int], list[np.ndarray]]:
+    """What one process finds of every turn."""
+    return slow_facts(tiny, samples())
+
+
 @pytest.fixture(scope="module")
 def ran(models, tmp_path_factory) -> Path:
     """A folder with a folder for each job, all of which were run by one process."""
@@ -164,11 +176,11 @@ def numbers_of(folder) -> dict[str, float]:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, ran, name):
+def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, ran, facts, name):
     """AdamW would hide a wrong scale of the gradient; its norm does not."""
     folder, (world_size, options) = ran / name, LAYOUTS[name]
     one, many = numbers_of(ran / "one"), numbers_of(folder)
-    expected = slow_gradient(tiny)
+    expected = gradient_of_one(tiny)
     assert relative_difference(taken(folder, "gradient"), expected) < 1e-12
     norm = math.sqrt(sum((value**2).sum() for value in expected.values()))
     assert many["norm"] == pytest.approx(norm, rel=1e-6)
@@ -181,8 +193,8 @@ def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, ran, name):
     layout = fsdp_layout(TrainerSection(**options), world_size)
     shards = grpo_batches(seq_len=64, num_ranks=layout.num_shards)
     plan = StepPlan(minibatches=[shards], order=[0])
-    facts = facts_of_ranks(folder, layout)
-    require_facts(list(turn_facts(plan, facts, samples())), slow_facts(tiny, samples()))
+    found = facts_of_ranks(folder, layout)
+    require_facts(list(turn_facts(plan, found, samples())), facts)
     if world_size == options.get("fsdp_context_parallel_size"):
         alone, shared = taken(ran / "one", "logprobs"), taken(folder, "logprobs")
         assert alone.keys() == shared.keys()
@@ -193,7 +205,7 @@ def test_any_ranks_give_the_gradient_and_norm_of_one(tiny, ran, name):
 @pytest.mark.parametrize("name", [*LAYOUTS, "resumed"])
 def test_weights_after_three_steps_are_those_of_one_process(tiny, ran, name):
     """Those of torch's own AdamW; one job resumes on another layout after a step."""
-    expected = slow_steps(tiny, STEPS, **CLIP)
+    expected = steps_of_one(tiny, STEPS, **CLIP)
     assert relative_difference(taken(ran / name, "last"), expected) < 1e-6
     begun = taken(ran / "one", "weights")
     moved = relative_difference(expected, begun)
@@ -203,8 +215,8 @@ def test_weights_after_three_steps_are_those_of_one_process(tiny, ran, name):
 @pytest.mark.engine
 def test_float32_differs_by_rounding_alone(tiny, ran):
     folder = ran / "float32-hsdp"
-    assert relative_difference(taken(folder, "gradient"), slow_gradient(tiny)) < 5e-6
-    assert relative_difference(taken(folder, "last"), slow_steps(tiny, STEPS, **CLIP)) < 1e-4
+    assert relative_difference(taken(folder, "gradient"), gradient_of_one(tiny)) < 5e-6
+    assert relative_difference(taken(folder, "last"), steps_of_one(tiny, STEPS, **CLIP)) < 1e-4
 
 
 @pytest.mark.engine
@@ -225,11 +237,11 @@ def test_copies_of_the_model_round_their_moments_alike_and_a_resumed_run_does_to
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_experts_train_their_routers_and_experts(models, ran, name):
     kind, world_size, _ = MIXTURES[name]
-    expected, found = slow_gradient(models[kind]), taken(ran / name, "gradient")
+    expected, found = gradient_of_one(models[kind]), taken(ran / name, "gradient")
     for parameter, value in expected.items():
         assert np.abs(found[parameter] - value).max() <= 1e-12 * np.abs(value).max()
     assert {"gate.weight", "experts.gate_up_proj"} <= {n.partition(".mlp.")[2] for n in found}
-    after = slow_steps(models[kind], STEPS, **CLIP)
+    after = steps_of_one(models[kind], STEPS, **CLIP)
     last = taken(ran / name, "last")
     files = {
         part: one.numpy()
@@ -254,7 +266,7 @@ def test_mixtures_of_experts_train_their_routers_and_experts(models, ran, name):
 def test_a_head_with_a_cap_a_scale_or_a_bias_trains_alike_on_several_ranks(models, ran, name):
     """And before it does, the head was compared with transformers' on every rank."""
     kind, *_ = HEADS[name]
-    expected, found = slow_gradient(models[kind]), taken(ran / name, "gradient")
+    expected, found = gradient_of_one(models[kind]), taken(ran / name, "gradient")
     assert relative_difference(found, expected) < (1e-10 if name == "phi-2" else 1e-12)
     assert found.keys() == expected.keys()
 
@@ -265,12 +277,12 @@ def test_routes_are_dealt_and_cut_as_tokens_are(models, ran, name):
     folder = models[ROUTED[name][0]]
     expected, found = slow_routed_gradient(folder), taken(ran / name, "gradient")
     assert relative_difference(found, expected) < 1e-12
-    assert relative_difference(slow_gradient(folder), expected) > 0.05
+    assert relative_difference(gradient_of_one(folder), expected) > 0.05
 
 
 @pytest.mark.engine
 def test_weights_and_moments_are_divided_among_the_ranks_of_a_copy(tiny, ran):
-    whole = sum(value.size for value in slow_gradient(tiny).values())
+    whole = sum(value.size for value in gradient_of_one(tiny).values())
     for name, num_copies in (("data-4", 1), ("hsdp-2x2", 2), ("hsdp-2-context-2", 2)):
         kept = [json.loads((ran / name / f"kept-{rank}.json").read_text()) for rank in range(4)]
         assert sum(one["weights"] for one in kept) == num_copies * whole
