@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ import numpy as np
 import openai
 import pytest
 from tests.e2e.conftest import backend_settings, connected, local_ranks
-from tests.ports import free_port
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from telescope_core.evals import EvalFolder
@@ -22,7 +20,6 @@ from telescope_core.gateway import Gateway
 from telescope_core.gateway.policies import RecordedEnvironment
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.protocols import PlayRequest
-from telescope_core.records import RunFolder
 from telescope_core.types import Completion, Group, Rollout, RolloutStatus, Sampling, Split, Turn
 from telescope_train.algorithms import load_algorithm
 from telescope_train.batches.batch import TrainingSample
@@ -39,33 +36,13 @@ from telescope_train.step.minibatches import plan_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 from agent_environment import AskedTwice
+from how_to_agents import AGENTS, write_agents
 
 pytestmark = pytest.mark.engine
 
 STEPS, GROUPS, GROUP_SIZE = 3, 4, 4
 SAMPLING = Sampling(max_tokens=12, temperature=1.0)
 DEADLINE_S = 60.0
-PAGES = {
-    "sums.py": Path(__file__).parents[2] / "docs" / "how-to" / "bring-an-agent.md",
-    "mend.py": Path(__file__).parents[2] / "docs" / "how-to" / "train-an-agent.md",
-}
-CONFIG = """
-name = "agents"
-number_of_steps = 2
-model = {model}
-group_size = 4
-prompts_batch_size_for_trainer = 4
-max_tokens = 6
-discard_group_zero_advantage = false
-learning_rate = 1e-3
-seq_len = 256
-max_model_len = 128
-inference_base_port = {port}
-[[environments]]
-name = "sums:Sums"
-[[environments]]
-name = "mend:Mend"
-"""
 
 
 class RecordingPool(ServerPool):
@@ -281,13 +258,11 @@ def telescope(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_agents_of_the_how_tos(tmp_path: Path, tiny_model: Path, vllm_server: str) -> None:
-    for name, page in PAGES.items():
-        text = page.read_text()
-        source = re.search(rf'title="{name}"\n(.*?)^```', text, re.DOTALL | re.MULTILINE)
-        assert source is not None
-        (tmp_path / name).write_text(source[1])
-    for name, num_turns, num_examples in (("sums:Sums", 2, 2), ("mend:Mend", 1, 1)):
+def test_the_agents_of_the_how_tos_are_measured(tmp_path: Path, vllm_server: str) -> None:
+    """`test_synchronous_run` trains them."""
+    write_agents(tmp_path)
+    for name, num_turns in AGENTS.items():
+        num_examples = 1 if name == "mend:Mend" else 2
         measured = telescope(
             tmp_path,
             *("eval", name, "--base-url", f"{vllm_server}/v1"),
@@ -298,21 +273,3 @@ def test_the_agents_of_the_how_tos(tmp_path: Path, tiny_model: Path, vllm_server
         played = EvalFolder(tmp_path / name.partition(":")[0]).rows()
         assert {(row.num_turns, len(row.conversations)) for row in played} == {(num_turns, 1)}
         assert all(row.num_prompt_tokens and row.num_completion_tokens for row in played)
-
-    config = tmp_path / "run.toml"
-    config.write_text(CONFIG.format(model=json.dumps(str(tiny_model)), port=free_port()))
-    telescope(tmp_path, "train", "run.toml")
-    folder = RunFolder.open(tmp_path / "runs" / "agents")
-    rows = folder.rollouts()
-    # Random weights begin no command, so the agent in the sandbox ends with the first answer.
-    turns = {"sums:Sums": 2, "mend:Mend": 1}
-    assert len(rows) == 16 * 2
-    assert [(row.status, row.num_turns) for row in rows] == [
-        ("kept", turns[row.environment]) for row in rows
-    ]
-    assert {row.environment for row in rows} == set(turns)
-    assert all(row.num_completion_tokens > 0 for row in rows)
-    steps = folder.metrics()
-    assert max(row["mismatch/max"] for row in steps if "mismatch/max" in row) <= 1e-3
-    # Random weights write special tokens, which the template does not show again: some branch.
-    assert any(0 < row["turns/branched"] < 1 for row in steps)

@@ -7,12 +7,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.collector import collector, spans_of
 from tests.ports import free_port
 from tests.ui.browsing import require_shown
 
+from telescope_core.evals import EvalFolder, read_result
 from telescope_core.records import RunFolder
 from telescope_core.records.output_logs import is_output
 
@@ -50,6 +52,13 @@ def telescope(place: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def processes_naming(text: str) -> list[str]:
+    """Return the command lines of running processes that hold `text`."""
+    running = psutil.process_iter(["cmdline"])
+    lines = [" ".join(one.info["cmdline"] or []) for one in running]
+    return [line for line in lines if text in line]
 
 
 def require_recorded(run: RunFolder) -> None:
@@ -169,15 +178,18 @@ def require_traced(run: RunFolder, spans: list[Span]) -> None:
     attempts = {span.span_id: span for span in by_name["invoke_agent"]}
     chats = {span.span_id: span for span in by_name["chat"]}
     assert len(attempts) == len(by_name["invoke_agent"]) >= len(run.rollouts())
-    of_training = [call for call in run.calls() if call.step is not None]
-    assert len(chats) == len(of_training)
-    for chat in chats.values():
+    # Those of self-tests are of no environment.
+    calls = [call for call in run.calls() if call.environment]
+    of_training = [chat for chat in chats.values() if chat.parent_span_id]
+    assert len(of_training) == len([call for call in calls if call.step is not None])
+    assert len(chats) == len(calls)
+    for chat in of_training:
         attempt = attempts[chat.parent_span_id]
         assert chat.trace_id == attempt.trace_id
         assert attempt.start_time_unix_nano <= chat.start_time_unix_nano
         assert chat.end_time_unix_nano <= attempt.end_time_unix_nano
     of_server = [span for span in by_name["llm_request"] if span.parent_span_id]
-    assert len(of_server) == len([call for call in of_training if not call.error])
+    assert len(of_server) == len([call for call in calls if not call.error])
     for span in of_server:
         assert span.trace_id == chats[span.parent_span_id].trace_id
         found = {one.key: one.value for one in span.attributes}
@@ -196,7 +208,10 @@ def test_the_commands_of_the_tutorial(tmp_path):
     # So small a batch may have no two rewards that differ: it is trained on all the same.
     keep = ["--discard_group_zero_advantage", "false"]
     train = ["train", "examples/quickstart.toml", *SMALL, *keep, "--evals", json.dumps([PUZZLES])]
-    telescope(tmp_path, *train, "--inference_base_port", str(free_port()))
+    port = ["--inference_base_port", str(free_port())]
+    with collector() as (endpoint, got):
+        traced = ["--enable_vllm_tracing", "true", "--otlp_export_endpoint", endpoint]
+        telescope(tmp_path, *train, *port, *traced)
     run = tmp_path / "runs" / "quickstart"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 2
@@ -208,25 +223,26 @@ def test_the_commands_of_the_tutorial(tmp_path):
     require_tokens(RunFolder.open(run))
     require_logged(RunFolder.open(run))
     require_metered(RunFolder.open(run))
+    require_traced(RunFolder.open(run), spans_of(got))
     require_shown(tmp_path / "runs", "quickstart", tmp_path)
-
-    synchronous = ["--name", "synchronous", "--max_async_rollout", "0", "--evals", "[]"]
-    quiet = ["--eval_before_training", "false", "--eval_after_training", "false"]
-    with collector() as (endpoint, got):
-        traced = ["--enable_vllm_tracing", "true", "--otlp_export_endpoint", endpoint]
-        port = ["--inference_base_port", str(free_port())]
-        telescope(tmp_path, *train, *port, *synchronous, *quiet, *traced)
-    require_traced(RunFolder.open(tmp_path / "runs" / "synchronous"), spans_of(got))
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "synchronous" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert [row.get("staleness/max", 0) for row in rows] == [0, 0]
 
     model = str(run / "checkpoints" / "final" / "hf")
     shape = ["--max-tokens", "12", "--examples", "4", "--rollouts", "4", "--k", "1,4"]
+    # A template that asks for the prompt in another way shows in the tokens of the prompt.
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}????????"
+    (tmp_path / "plain.jinja").write_text(template)
+    shape += ["--chat-template", "plain.jinja", "--output", "measured"]
     measured = telescope(
         tmp_path, "eval", "math-reasoning", "--model", model, *DIGITS, *shape, "--json"
     )
-    assert json.loads(measured)["num_scored"] == 16
+    result = read_result(tmp_path / "measured")
+    assert json.loads(measured)["num_scored"] == result.num_scored == 16
+    assert (tmp_path / "measured" / "chat_template.jinja").read_text() == template
+    assert len(result.chat_template) == 12
+    for row in EvalFolder(tmp_path / "measured").rows():  # of the tiny model, a letter each
+        assert row.num_prompt_tokens == len(f"{row.example_id}=????????")
+    assert result.mean_completion_tokens > 0
+    assert result.model == model
+    assert (tmp_path / "measured" / "server.log").exists()
     assert "quickstart" in telescope(tmp_path, "eval", "--report", "runs/quickstart")
+    assert processes_naming(str(tmp_path)) == []
