@@ -1,7 +1,7 @@
 """With LoRA a live vLLM server follows the trainer, given merged matrices or the adapter alone."""
 
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,20 +39,17 @@ pytestmark = pytest.mark.engine
 
 NUM_UPDATES = 4
 SMALL_RATE = 1e-5
+ADAPTED = {"use_lora": True, "lora_rank": 4, "lora_target_modules": ("q_proj", "down_proj")}
 NUM_TEXTS, LENGTH = 32, 200
 WAYS = pytest.mark.parametrize("sends_adapter", [False, True], ids=["merged", "adapter"])
 
 
 @asynccontextmanager
 async def served(
-    settings: BackendSettings, log_path: Path, *, dtype: str = "float32"
+    settings: BackendSettings, log_path: Path, *, dtype: str
 ) -> AsyncIterator[tuple[ServerPool, LocalRanks, WeightPublisher]]:
     """Yield a server of its own, a trainer rank and the connected way between them."""
-    server = replace(
-        tiny_server(Path(settings.model.model), log_path),
-        dtype=dtype,
-        adapter=ServedAdapter.from_settings(settings.trainer) if settings.sends_adapter else None,
-    )
+    server = replace(tiny_server(Path(settings.model.model), log_path), dtype=dtype)
     with running(server, deadline_s=180):
         async with trained_at(server.base_url, settings) as way:
             yield way
@@ -60,15 +57,20 @@ async def served(
 
 @asynccontextmanager
 async def trained_at(
-    base_url: str, settings: BackendSettings
+    base_url: str, settings: BackendSettings, *, restores: bool = False
 ) -> AsyncIterator[tuple[ServerPool, LocalRanks, WeightPublisher]]:
-    """Yield the pool of a running server, a trainer rank and the connected way between them."""
+    """Yield the pool of a running server, a trainer rank and the connected way between them.
+
+    `restores`: whether the server has held other weights, and gets those of the rank.
+    """
     pool, ranks = ServerPool([TokenClient(base_url)]), local_ranks(settings)
     try:
         publisher = WeightPublisher(
             pool, ranks, in_flight="pause", sends_adapter=settings.sends_adapter
         )
         await publisher.connect()
+        if restores:
+            await publisher.restore(0)
         yield pool, ranks, publisher
     finally:
         await ranks.close()
@@ -82,6 +84,16 @@ def bfloat16_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def adapter_server(bfloat16_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a server in float32 that takes adapters such as those of `ADAPTED`."""
+    adapter = ServedAdapter.from_settings(backend_settings(bfloat16_model, **ADAPTED).trainer)
+    log = tmp_path_factory.mktemp("logs") / "inference.log"
+    server = replace(tiny_server(bfloat16_model, log), adapter=adapter)
+    with running(server, deadline_s=180):
+        yield server.base_url
 
 
 def with_dtypes(settings: BackendSettings, **dtypes: str) -> BackendSettings:
@@ -163,24 +175,18 @@ def by_transformers(weights: Mapping[str, torch.Tensor], model: Path) -> NDArray
 
 @WAYS
 async def test_engine_and_trainer_agree_with_lora(
-    tiny_model: Path, tmp_path: Path, first_weights: str, sends_adapter: bool
+    tiny_model: Path,
+    bfloat16_model: Path,
+    first_weights: str,
+    adapter_server: str,
+    sends_adapter: bool,
 ) -> None:
+    model = bfloat16_model if sends_adapter else tiny_model
     settings = replace(
-        backend_settings(
-            tiny_model,
-            learning_rate=0.02,
-            use_lora=True,
-            lora_rank=4,
-            lora_target_modules=("q_proj", "down_proj"),
-        ),
-        sends_adapter=sends_adapter,
+        backend_settings(model, learning_rate=0.02, **ADAPTED), sends_adapter=sends_adapter
     )
-    way = (
-        served(settings, tmp_path / "inference.log")
-        if sends_adapter
-        else trained_at(first_weights, settings)
-    )
-    async with way as (pool, ranks, publisher):
+    base_url = adapter_server if sends_adapter else first_weights
+    async with trained_at(base_url, settings, restores=True) as (pool, ranks, publisher):
         names = [header.name for header in await ranks.weight_headers()]
         assert len(names) == (3 * 2 * 2 if sends_adapter else 3 * 7)
         assert not any("norm" in name or "embed" in name for name in names)
@@ -214,16 +220,21 @@ async def test_engine_and_trainer_agree_with_lora(
 
 @WAYS
 async def test_the_first_small_update_arrives_whole(
-    bfloat16_model: Path, tmp_path: Path, sends_adapter: bool
+    bfloat16_model: Path, first_weights: str, adapter_server: str, sends_adapter: bool
 ) -> None:
     """Weights in bfloat16, layers in float32: only rounding of the weights could lose it."""
     settings = with_dtypes(
-        backend_settings(bfloat16_model, learning_rate=SMALL_RATE, use_lora=True),
+        backend_settings(bfloat16_model, learning_rate=SMALL_RATE, **ADAPTED),
         model_dtype="bfloat16",
         mixed_precision_dtype="float32",
     )
     settings = replace(settings, sends_adapter=sends_adapter)
-    async with served(settings, tmp_path / "inference.log") as (pool, ranks, publisher):
+    base_url = adapter_server if sends_adapter else first_weights
+    if not sends_adapter:
+        # What is not adapted is not sent either, and the server holds it in more digits.
+        async with trained_at(base_url, backend_settings(bfloat16_model), restores=True):
+            pass
+    async with trained_at(base_url, settings, restores=True) as (pool, ranks, publisher):
         shards = shards_of(texts())
         trainer, engine = await by_trainer(ranks, shards), await by_engine(pool)
         assert np.abs(engine - trainer).max() < 1e-4
