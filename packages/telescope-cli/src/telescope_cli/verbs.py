@@ -138,10 +138,7 @@ def _load(name: str, verb: Verb) -> Any:
             f"telescope {name} needs {verb.needs.replace('_', '-')}, which is not installed; "
             f"run: pip install 'telescope-cli[{verb.needs.removeprefix('telescope_')}]'"
         )
-    from telescope_core.base.collector import rare_collections
-
-    with rare_collections():
-        target = getattr(import_module(verb.module), verb.target.partition(":")[2])
+    target = getattr(import_module(verb.module), verb.target.partition(":")[2])
     if not isinstance(target, typer.Typer):
         settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
         if verb.settings:
