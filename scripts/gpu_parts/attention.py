@@ -50,9 +50,10 @@ def model() -> Qwen3ForCausalLM:
     return lm
 
 
-def batches() -> tuple[PackedBatch, PackedBatch]:
+def batches(num_samples: int = 12) -> tuple[PackedBatch, PackedBatch]:
     """Return samples that begin alike, each by itself in a row, and the same with shared tokens."""
-    ((plain,),) = plain_batches(random_tree(np.random.default_rng(0), num=12, vocab=VOCAB))
+    samples = random_tree(np.random.default_rng(0), num=num_samples, vocab=VOCAB)
+    ((plain,),) = plain_batches(samples)
     return plain, sharing_all(plain)
 
 

@@ -14,12 +14,12 @@ from telescope_train.models.attention.kinds import ATTENTION_KINDS, AttentionNee
 from telescope_train.models.fused_layers import Fused, fuse_layers, gpu_kernels
 
 
-def check(device: torch.device, dtype: torch.dtype) -> Found:
+def check(device: torch.device, dtype: torch.dtype, *, num_samples: int = 12) -> Found:
     """Compare log-probs and gradient of a model whose layers have fused kernels."""
     needs = AttentionNeeds(device=device, dtype=dtype)
     kind = next(one for one in ATTENTION_KINDS if one.reason_against(needs) is None)
     lm = attention.model().to(dtype)
-    plain, _ = attention.batches()
+    plain, _ = attention.batches(num_samples)
     expected = attention.reference(lm, plain)
     unfused = attention.difference(attention.packed(lm, plain, kind, device), expected)
     fused = Fused(0, 0, 0)

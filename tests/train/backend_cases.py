@@ -87,6 +87,11 @@ def gradient_of(worker, batches) -> dict[str, np.ndarray]:
         for parameter in worker.backend._policy.parameters():
             parameter.grad = None
     worker.backend.accumulate_gradient(batches, version=0)
+    return exported_gradient(worker)
+
+
+def exported_gradient(worker) -> dict[str, np.ndarray]:
+    """Return what a rank has accumulated so far."""
     return {name: value.numpy().copy() for name, value in worker.backend.export_gradient()}
 
 

@@ -177,11 +177,12 @@ def test_a_model_without_memory_is_judged_by_copies_of_its_modules(kernels):
 
 @pytest.mark.slow
 def test_gpu_check_finds_a_kernel_that_is_wrong(kernels, monkeypatch):
-    found = check(CPU, torch.float32)
+    # Few, as each token is a program that the interpreter runs.
+    found = check(CPU, torch.float32, num_samples=3)
     assert found.is_met, found.text
     assert "9 norms, 2 MLPs, 1 rotations fused" in found.text
     gated = kernels.gated
     monkeypatch.setattr(kernels, "gated", lambda *args: 1.2 * gated(*args))
-    found = check(CPU, torch.float32)
+    found = check(CPU, torch.float32, num_samples=3)
     assert found.is_met is False
     assert "0 MLPs" in found.text, "what disagrees with the layers' own code is not used"

@@ -14,7 +14,7 @@ from telescope_train.rollouts.slots import Slots
 from telescope_train.simulation.virtual_time import Deadlock
 
 FEW = 1
-SOME = 8
+SOME = 4
 MANY = 50
 
 
