@@ -6,11 +6,11 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from telescope_core.base.code_places import own_frame
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import (
     EnvironmentLoadError,
     NotInstalledError,

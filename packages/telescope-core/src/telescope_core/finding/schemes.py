@@ -7,8 +7,9 @@ name is a scheme, the object a tuple of `Framework`. Nothing here imports a fram
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 
 _KNOWN = ("gym", "harbor", "inspect", "nemo-gym", "openenv", "ors", "textarena", "verifiers")

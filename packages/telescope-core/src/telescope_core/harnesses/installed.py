@@ -10,10 +10,10 @@ import inspect
 import os
 import stat
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 from telescope_core.harnesses.protocol import Harness
 

@@ -3,9 +3,10 @@
 import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 
 from telescope_core.base import errors
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import CodeRaisedError, ContradictionError, TelescopeError
 from telescope_core.base.protocols import PROTOCOL_MAX, PROTOCOL_MIN
 from telescope_core.base.secret_names import require_own_secrets, shown_name

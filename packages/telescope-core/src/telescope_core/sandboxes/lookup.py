@@ -4,9 +4,10 @@ A provider is an entry point of the group `telescope.sandboxes` that names its c
 """
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import cast
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.sandboxes.protocol import SandboxProvider, SandboxUnavailableError
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.algorithms.advantages import Advantage
 

@@ -3,9 +3,9 @@
 Importing this package does not import torch. Loading a backend does.
 """
 
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import unknown_name
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ unchanged, are the same for all transports and are defined here. An entry point 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
 import torch
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_train.backends.transfer import Place, TensorHeader
 from telescope_train.config.inference_section import TRANSPORTS_GROUP

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.records.rows import RolloutRow
 

@@ -1,8 +1,8 @@
 """Check `[ray]`, `[inference]`, `[weights]`, and what one GPU for trainer and server needs."""
 
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import unknown_name
 from telescope_train.config.fields import unused
 from telescope_train.config.inference_section import AUTO_TRANSPORT, STORED, TRANSPORTS_GROUP

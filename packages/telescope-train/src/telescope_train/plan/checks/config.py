@@ -6,8 +6,8 @@ and then ignored.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 
+from telescope_core.base.entry_points import entry_points
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.processes.settings import split_address
 from telescope_train.chat.formats import REASONING_PARSERS, TOOL_CALL_PARSERS

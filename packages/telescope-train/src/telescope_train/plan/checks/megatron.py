@@ -1,9 +1,9 @@
 """Check `[megatron]` against the other settings, the model and the device."""
 
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from telescope_core.base.entry_points import entry_points
 from telescope_train.backends.megatron.layout import (
     ModelSizes,
     config_problems,

@@ -1,0 +1,34 @@
+"""The entry points of installed packages, read once for each state of the import path.
+
+The standard library reads the metadata of every installed package for each question, which takes 20
+ms where there are some hundred, and the settings of one run ask several times.
+"""
+
+import os
+import sys
+from functools import lru_cache
+from importlib import metadata
+
+
+def entry_points(*, group: str, name: str | None = None) -> metadata.EntryPoints:
+    """Return the entry points of `group`, or those named `name`, as the standard library does.
+
+    They are read again once the import path, or what is in a folder of it, has changed: so a
+    package that is installed or removed meanwhile counts.
+    """
+    folders = tuple((path, _changed_ns(path)) for path in map(os.path.abspath, sys.path))
+    found = _read(group, folders)
+    return found if name is None else found.select(name=name)
+
+
+@lru_cache(maxsize=64)
+def _read(group: str, folders: tuple[tuple[str, int], ...]) -> metadata.EntryPoints:
+    # `folders` is the state of the import path for which the answer holds.
+    return metadata.entry_points(group=group)
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
