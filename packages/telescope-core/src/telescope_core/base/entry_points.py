@@ -6,6 +6,7 @@ ms where there are some hundred, and the settings of one run ask several times.
 
 import os
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 
@@ -16,8 +17,11 @@ def entry_points(*, group: str, name: str | None = None) -> metadata.EntryPoints
     They are read again once the import path, or what is in a folder of it, has changed: so a
     package that is installed or removed meanwhile counts.
     """
-    folders = tuple((path, _changed_ns(path)) for path in map(os.path.abspath, sys.path))
-    found = _read(group, folders)
+    folders: list[tuple[str, int]] = []
+    for path in map(os.path.abspath, sys.path):
+        with suppress(OSError):
+            folders.append((path, os.stat(path).st_mtime_ns))
+    found = _read(group, tuple(folders))
     return found if name is None else found.select(name=name)
 
 
@@ -25,10 +29,3 @@ def entry_points(*, group: str, name: str | None = None) -> metadata.EntryPoints
 def _read(group: str, folders: tuple[tuple[str, int], ...]) -> metadata.EntryPoints:
     # `folders` is the state of the import path for which the answer holds.
     return metadata.entry_points(group=group)
-
-
-def _changed_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
