@@ -183,8 +183,8 @@ def test_servers_get_a_small_update_of_bfloat16_weights_whole(tiny, start, layer
 
 def test_layers_in_bfloat16_compute_a_small_update_whole(tiny, start, tmp_path, make_sample):
     """The noise of bfloat16 is there with every weight; the part of the update is what counts."""
-    samples = [make_sample(1, 199, rollout=index, vocab_size=100) for index in range(32)]
-    (batches,) = pack(samples, np.ones(32), seq_len=1024, num_ranks=1)
+    samples = [make_sample(1, 199, rollout=index, vocab_size=100) for index in range(16)]
+    (batches,) = pack(samples, np.ones(16), seq_len=1024, num_ranks=1)
     AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(tmp_path)
     for path in tiny.glob("*token*"):
         shutil.copy(path, tmp_path)
@@ -201,7 +201,7 @@ def test_layers_in_bfloat16_compute_a_small_update_whole(tiny, start, tmp_path, 
     for name, shard in adapter_shards(worker).items():
         shard.copy_(trained[name])
     moved = np.concatenate(worker.logprobs(batches)) - before
-    # With peft's own forward it is a half; the standard error is 0.02.
+    # With peft's own forward it is a half; the standard error is 0.03.
     assert 0.85 < float(shown @ moved / (moved @ moved)) < 1.15
 
 
