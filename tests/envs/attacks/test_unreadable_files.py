@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.envs.bundles import entry_of
 from tests.envs.projects import toy_publication, write_project
 
 from telescope_cli import main as cli
+from telescope_cli.env import info
 from telescope_envs.records.files import read_file, sha256_of
 from telescope_envs.records.installed import Installation
 from telescope_envs.records.lockfile import (
@@ -165,6 +167,8 @@ def place(registry: Registry, home: Path, tmp_path: Path, monkeypatch) -> Path:
     (root / "status" / "acme" / "toy.json").write_text('{"yanked": {}, "advisories": ["a"]}')
     (root / "reserved.txt").write_text("admin\n")
     monkeypatch.setenv("TELESCOPE_REGISTRY", str(root))
+    # The same code has the same settings, so one process for each question is enough.
+    monkeypatch.setattr(info, "declared_settings", cache(info.declared_settings))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     config = tmp_path / "config" / "telescope" / "config.toml"
     config.parent.mkdir(parents=True)

@@ -103,6 +103,30 @@ def test_secrets_are_found_and_not_repeated():
     assert list(secrets_in("sk-learn, hf_hub, AKIA, eyJ and ghp_short are no secrets")) == []
 
 
+# In parts, for the same reason.
+LOOK_LIKE_SECRETS = {
+    "a private key": ("-----BEGIN ", "PRIVATE KEY BLOCK-----"),
+    "an AWS access key": ("AS", "IA" + "A1B2" * 4),
+    "a GitHub token": ("github_", "pat_" + "a1B2_" * 10),
+    "a GitLab token": ("glp", "at-" + "a1B2-" * 4),
+    "a Hugging Face token": ("h", "f_" + "abcdEFGH" * 5),
+    "an Anthropic key": ("sk-a", "nt-" + "a1B2" * 8),
+    "an OpenAI key": ("sk-", "a1B2" * 5 + "T3Blbk" + "FJ" + "a1B2" * 5),
+    "a Slack token": ("xo", "xb-" + "1234-" * 4),
+    "a Google key": ("AI", "za" + "a1B2_" * 7),
+    "a Stripe key": ("rk_", "live_" + "a1B2" * 5),
+    "a package index token": ("pypi", "-AgEI" + "a1B2_" * 10),
+    "a signed web token": ("ey", "J" + "a1B2" * 4 + ".ey" + "J" + "a1B2" * 4 + "." + "a1B2" * 5),
+}
+
+
+@pytest.mark.parametrize("kind", LOOK_LIKE_SECRETS)
+def test_a_secret_of_each_kind_is_found(kind):
+    text = "".join(LOOK_LIKE_SECRETS[kind])
+    (found,) = secrets_in(f"one\nKEY = '{text}'\n")
+    assert (found.kind, found.line) == (kind, 2)
+
+
 @pytest.mark.slow
 def test_a_project_with_a_secret_and_a_moving_dataset(make_project):
     project = make_project(needs=("telescope-core>=0.1,<0.2",))

@@ -57,17 +57,22 @@ class VerbGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the verb; None when there is no such verb."""
-        verb = self.verbs.get(cmd_name)
-        if verb is None or not _is_present(verb) or (ctx.resilient_parsing and _lacks(verb)):
+        if not self._has(cmd_name):
             return None
-        return _load(cmd_name, verb)
+        verb = self.verbs[cmd_name]
+        return None if ctx.resilient_parsing and _lacks(verb) else _load(cmd_name, verb)
+
+    def _has(self, name: str) -> bool:
+        """Return whether there is such a verb, without a look for the code of all others."""
+        verb = self.verbs.get(name)
+        return verb is not None and _is_present(verb)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find verbs of one or two words; an unknown one is an error that suggests the nearest."""
         two_words = " ".join(args[:2])
-        if len(args) > 1 and two_words in self.list_commands(ctx):
+        if len(args) > 1 and self._has(two_words):
             args = [two_words, *args[2:]]
-        is_unknown = args and args[0] not in self.list_commands(ctx)
+        is_unknown = args and not self._has(args[0])
         # A shell that completes a line must not get words about it.
         if is_unknown and not args[0].startswith("-") and not ctx.resilient_parsing:
             from telescope_core.base.errors import unknown_name

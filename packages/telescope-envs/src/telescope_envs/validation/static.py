@@ -35,20 +35,36 @@ from telescope_envs.validation.findings import Findings
 from telescope_envs.validation.processes import Subject
 
 _SHAPES = {
-    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
-    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_[A-Za-z0-9_]{50,}\b",
-    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
-    "a Hugging Face token": r"\bhf_[A-Za-z]{34,}\b",
-    "an Anthropic key": r"\bsk-ant-[A-Za-z0-9_-]{32,}",
-    "an OpenAI key": r"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[A-Za-z0-9_-]{20,}",
-    "a Slack token": r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}",
-    "a Google key": r"\bAIza[0-9A-Za-z_-]{35}\b",
-    "a Stripe key": r"\b[rs]k_live_[0-9A-Za-z]{20,}\b",
-    "a package index token": r"\bpypi-AgEI[A-Za-z0-9_-]{50,}",
-    "a signed web token": r"\beyJ[A-Za-z0-9_-]{15,}\.eyJ[A-Za-z0-9_-]{15,}\.[A-Za-z0-9_-]{20,}",
+    "a private key": (
+        ("PRIVATE KEY",),
+        r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
+    ),
+    "an AWS access key": (("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": (
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+        r"\bgh[pousr]_[A-Za-z0-9]{36,}\b|\bgithub_pat_[A-Za-z0-9_]{50,}\b",
+    ),
+    "a GitLab token": (("glpat-",), r"\bglpat-[A-Za-z0-9_-]{20,}"),
+    "a Hugging Face token": (("hf_",), r"\bhf_[A-Za-z]{34,}\b"),
+    "an Anthropic key": (("sk-ant-",), r"\bsk-ant-[A-Za-z0-9_-]{32,}"),
+    "an OpenAI key": (
+        ("T3BlbkFJ",),
+        r"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{20,}T3BlbkFJ[A-Za-z0-9_-]{20,}",
+    ),
+    "a Slack token": (("xox",), r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}"),
+    "a Google key": (("AIza",), r"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Stripe key": (("k_live_",), r"\b[rs]k_live_[0-9A-Za-z]{20,}\b"),
+    "a package index token": (("pypi-AgEI",), r"\bpypi-AgEI[A-Za-z0-9_-]{50,}"),
+    "a signed web token": (
+        ("eyJ",),
+        r"\beyJ[A-Za-z0-9_-]{15,}\.eyJ[A-Za-z0-9_-]{15,}\.[A-Za-z0-9_-]{20,}",
+    ),
 }
-_PATTERNS = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
+"""Kind -> texts of which each secret of that kind holds one, and its whole shape.
+
+Looking for a fixed text first is a hundred times as fast as for the shape, which seldom is there.
+"""
+_PATTERNS = {kind: (marks, re.compile(shape)) for kind, (marks, shape) in _SHAPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +78,9 @@ class Secret:
 
 def secrets_in(text: str) -> Iterator[Secret]:
     """Yield the parts of `text` that look like secrets."""
-    for kind, pattern in _PATTERNS.items():
+    for kind, (marks, pattern) in _PATTERNS.items():
+        if not any(mark in text for mark in marks):
+            continue
         for match in pattern.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             yield Secret(kind=kind, line=line, beginning=f"{match[0][:8]}...")
