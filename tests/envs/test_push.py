@@ -1,6 +1,7 @@
 """Publishing a project, from its commit to the index line. Validating starts worker processes."""
 
 import hashlib
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -11,33 +12,47 @@ from tests.envs.sigstore_instance import SigstoreInstance, token_for_job, workfl
 
 from telescope_cli.main import main
 from telescope_core.errors import ConfigError, EnvironmentLoadError, RegistryError
+from telescope_envs.publish import push
 from telescope_envs.publish.attesting import AttestMode
 from telescope_envs.registry import Registry
 from telescope_envs.registry.stores.folder import LocalStore
+from telescope_envs.validation import Level, ValidationOptions, validate_project
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
-def pushed_once(tmp_path_factory):
-    """A repository with a project in a subfolder, and a registry that has its 0.1.0."""
+def first_push(tmp_path_factory):
+    """A repository with a project in a subfolder, a registry that has its 0.1.0, and its report."""
     place = tmp_path_factory.mktemp("pushed")
     write_registry(place / "registry")
     project = new_repository(place / "repository", inside="envs/sorted")
     git(project, "remote", "add", "origin", "https://me:s3cret@git.example/acme/envs.git")
     result = publish(project, place / "registry")
     assert result.state == "published"
-    return place
+    return place, result.report
 
 
 @pytest.fixture
-def place(pushed_once, tmp_path):
-    return copy_of(pushed_once, tmp_path / "place")
+def place(first_push, tmp_path):
+    return copy_of(first_push[0], tmp_path / "place")
 
 
 @pytest.fixture
 def project(place):
     return place / "repository/envs/sorted"
+
+
+@pytest.fixture
+def validated_before(first_push, monkeypatch):
+    """Read and build what is pushed as always, but do not play what the first push has played."""
+
+    def validated(copy: Path, options: ValidationOptions, *, interpreter: str):
+        of_files = validate_project(copy, ValidationOptions(level=Level.STATIC))
+        about = ("environment", "version", "wheel_sha256")
+        return first_push[1].model_copy(update={name: getattr(of_files, name) for name in about})
+
+    monkeypatch.setattr(push, "validate_project", validated)
 
 
 @pytest.fixture
@@ -96,6 +111,7 @@ def test_a_dependency_that_this_python_lacks_is_installed_once(place, project, m
     assert index.asked.count("/simple/helper-of-sorted/") == 1
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_a_raised_version_is_committed_signed_and_published(place, project, sigstore):
     signing = {"attest": "always", "trust_config": sigstore.trust_config}
     result = publish(project, place / "registry", bump="minor", commit=True, **signing)
@@ -108,6 +124,7 @@ def test_a_raised_version_is_committed_signed_and_published(place, project, sigs
     assert publish(project, place / "registry").state == "already published"
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_what_cannot_be_published_after_its_version_was_raised_says_so(place, project, monkeypatch):
     before = git(project, "rev-parse", "HEAD")
     with pytest.raises(ConfigError, match="cannot sign"):
@@ -119,6 +136,7 @@ def test_what_cannot_be_published_after_its_version_was_raised_says_so(place, pr
         publish(project, place / "registry", bump="minor", commit=True)
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_a_raised_version_that_is_not_committed_waits_for_it(place, project):
     before = tree(place / "registry")
     with pytest.raises(ConfigError, match=r"git commit -m 'acme/sorted 0\.1\.1' -- pyproject"):
@@ -164,6 +182,7 @@ def test_a_version_that_was_removed_is_refused_before_it_is_validated(place, pro
     assert not any(line.startswith("validating") for line in said)
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_who_is_asked_and_says_no_publishes_nothing(place, project):
     before = tree(place)
     with pytest.raises(ConfigError, match="nothing was published"):
