@@ -32,7 +32,12 @@ from telescope_core.finding.schemes import Adapted, Framework, adapted, require_
 from telescope_envs.install.data import BUILDING, is_running, python_of
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import ADAPTERS, CORE, direct_needs
-from telescope_envs.install.venv import clear_scratch, copy_distribution, site_packages
+from telescope_envs.install.venv import (
+    clear_scratch,
+    copy_byte_code,
+    copy_distribution,
+    site_packages,
+)
 from telescope_envs.processes.uv import Uv, lacks_wheel, wheels_only
 from telescope_envs.records.files import (
     data_folder,
@@ -100,7 +105,8 @@ def link_adapted(
         asked(
             "built",
             framework.factory,
-            interpreter=interpreter or sys.executable,
+            # The byte code stays in its folder: each start would compile the framework again.
+            interpreter=(interpreter, "-P", "-s") if interpreter else sys.executable,
             settings=config,
             secrets=granted,
             what=f"nothing was linked: {name}",
@@ -359,6 +365,7 @@ def environment_for(
                 )
                 for name in own:
                     copy_distribution(distribution(name), site_packages(scratch))
+                copy_byte_code(site_packages(scratch))
                 if may_change:
                     content = sha256_of("\n".join(_pins(site_packages(scratch))))
                     folder = folder.with_name(f"{folder.name}.{content[:_DIGITS]}")

@@ -52,14 +52,15 @@ def asked(
     """Return the answer of the environment `factory`, imported by `interpreter`, to `question`.
 
     `interpreter` may include options. By default it can import what this process can, except from
-    the working directory and the user's own packages. `secrets` names variables that it gets.
+    the working directory and the user's own packages, and it writes no byte code beside what it
+    imports. `secrets` names variables that it gets.
     Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in time.
     """
     limit_s = _LIMITS_S[question]
     given = json.dumps(dict(settings or {}))
-    started = (interpreter, "-P", "-s") if isinstance(interpreter, str) else interpreter
+    started = (interpreter, "-P", "-s", "-B") if isinstance(interpreter, str) else interpreter
     done = run_program(
-        [*started, "-B", _PROGRAM, question, factory, given, *search_path],
+        [*started, _PROGRAM, question, factory, given, *search_path],
         environ={**passed_on(), **(secrets or {})},
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
@@ -105,7 +106,7 @@ def probe(python: Path, release: Release) -> None:
     """
     what = f"{release.id} in its own virtual environment"
     # With nothing but its own packages, as nobody has them anywhere else.
-    isolated = (str(python), "-I")
+    isolated = (str(python), "-I", "-B")
     declared = asked("declarations", release.factory, interpreter=isolated, what=what)
     # Not the schema of settings, whose text differs between versions of pydantic.
     recorded: dict[str, object] = {
