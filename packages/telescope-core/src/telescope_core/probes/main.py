@@ -4,7 +4,6 @@ import asyncio
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.probes.answers import Answers, Job, Kind
@@ -26,7 +25,8 @@ def main(text: str) -> None:
     """Run the job in `text`; ends as soon as its supervisor does."""
     job = Job.read(text)
     end_with_parent(os.getppid())
-    run = _function_of(job.kind)
+    module, _, name = _FUNCTIONS[job.kind].partition(":")
+    run = getattr(import_module(f"telescope_core.probes.{module}"), name)
     answers = Answers(Path(job.output))
     if job.kind in _RUNS:
         run(job, answers)
@@ -36,8 +36,3 @@ def main(text: str) -> None:
         environment = load_environment_class(job.factory).from_settings(job.settings)
         asyncio.run(run(environment, job.num_examples, answers))
     answers.close()
-
-
-def _function_of(kind: Kind) -> Any:
-    module, _, name = _FUNCTIONS[kind].partition(":")
-    return getattr(import_module(f"telescope_core.probes.{module}"), name)
