@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.envs.projects import toy_publication
+from tests.envs.projects import toy_publication, write_registry
 
 from telescope_cli.main import main
 from telescope_core.errors import RegistryError
@@ -29,13 +29,32 @@ from telescope_envs.registry import Registry
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def toy(registry, home, tmp_path):
-    """A registry with acme/toy 0.1.0 and 0.2.0, of which a telescope.lock names the first."""
+@pytest.fixture(scope="module")
+def installed_once(tmp_path_factory):
+    """The folder of `toy`, and a copy of it as it was made."""
+    place = tmp_path_factory.mktemp("toy") / "place"
+    registry = write_registry(place / "registry")
     for version in ("0.1.0", "0.2.0"):
         registry.store.publish(toy_publication(version))
-    install(registry, "toy@0.1.0", options=InstallOptions(lock=tmp_path / "telescope.lock"))
-    return registry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TELESCOPE_HOME", str(place / "home"))
+        install(registry, "toy@0.1.0", options=InstallOptions(lock=place / "telescope.lock"))
+    shutil.copytree(place, place.with_name("kept"), symlinks=True)
+    return place
+
+
+@pytest.fixture
+def tmp_path(installed_once):
+    """The folder of `toy`, which is where it was made: its records and scripts name it."""
+    shutil.rmtree(installed_once)
+    shutil.copytree(installed_once.with_name("kept"), installed_once, symlinks=True)
+    return installed_once
+
+
+@pytest.fixture
+def toy(tmp_path, home):
+    """A registry with acme/toy 0.1.0 and 0.2.0, of which a telescope.lock names the first."""
+    return Registry.at(tmp_path / "registry")
 
 
 def env(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -202,7 +221,10 @@ def test_a_virtual_environment_that_was_deleted_is_built_again(toy, home, tmp_pa
     assert venv.exists()
 
 
-def test_what_is_wrong_is_said_before_anything_is_done(home, capsys):
+def test_what_is_wrong_is_said_before_anything_is_done(tmp_path_factory, monkeypatch, capsys):
+    home = tmp_path_factory.mktemp("empty") / "home"
+    monkeypatch.setenv("TELESCOPE_HOME", str(home))
+    monkeypatch.chdir(home.parent)
     for arguments, message in (
         (("sync",), "there is no telescope.lock in this folder or above"),
         (("install",), "give at least one NAME"),
