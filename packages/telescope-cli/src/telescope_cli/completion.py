@@ -26,6 +26,9 @@ def setting_texts(kind: str, context: Any, incomplete: str) -> list[str]:
     """
     flags: Flags = {}
     if kind == "environment":
+        last = incomplete if incomplete.startswith("-") else next(iter(context.args[-1:]), "")
+        if not last.startswith("--env."[: max(1, len(last))]):
+            return []  # another option is meant, and importing an environment takes a second
         named = (context.params.get(one) for one in ("environment", "env", "target"))
         with suppress(TelescopeError, OSError):
             flags = environment_flags(next((one for one in named if isinstance(one, str)), ""))
