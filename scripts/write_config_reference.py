@@ -1,9 +1,11 @@
 """Writes docs/reference/config.md from the schema of `telescope train`: run it after a change."""
 
+import ast
 import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def first_settings() -> Iterator[str]:
     for name in FIRST:
         info = models[homes[name]].model_fields[name]
         default = "required" if info.is_required() else f"`{default_text(info)}`"
-        about = re.split(r"[;:] |\.$|\. ", " ".join((info.description or "").split()))[0]
+        about = re.split(r"[;:] |\.$|\. ", help_texts(models[homes[name]])[name])[0]
         yield f"| [{homes[name]}](#{homes[name]}) | `{name}` | {default} | {about}. |"
     yield ""
 
@@ -82,12 +84,27 @@ def section(title: str, model: type[BaseModel]) -> str:
     schema = model.model_json_schema()["properties"]
     rows = [f"## `{title}`", "", inspect.cleandoc(model.__doc__ or ""), ""]
     rows += ["| setting | type | default | |", "|---|---|---|---|"]
+    about = help_texts(model)
     for name, info in model.model_fields.items():
         kind = type_text(schema[name]).replace("|", "\\|")
         default = "required" if info.is_required() else f"`{default_text(info)}`"
-        about = " ".join((info.description or "").split())
-        rows.append(f"| `{name}` | {kind} | {default} | {about} |")
+        if name not in about:
+            raise SystemExit(f"{model.__name__}.{name} needs a docstring under it")
+        rows.append(f"| `{name}` | {kind} | {default} | {about[name]} |")
     return "\n".join([*rows, ""])
+
+
+def help_texts(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring under each field of a section, by the name of the field, in one line."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__module__.startswith("telescope_"):
+            body = ast.parse(inspect.getsource(base)).body[0].body
+            for field, text in pairwise(body):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(about))):
+                        texts[name] = " ".join(about.split())
+    return texts
 
 
 def default_text(info: Any) -> str:

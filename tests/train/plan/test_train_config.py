@@ -47,12 +47,6 @@ def test_leaf_names_are_unique_and_apart_from_foreign_ones():
     assert not targets - {*leaves, *of_tables}
 
 
-def test_every_field_has_a_description():
-    for section, model in sections().items():
-        for name, info in model.model_fields.items():
-            assert info.description, f"{section}.{name} needs a docstring under it"
-
-
 @pytest.mark.slow
 def test_every_setting_is_read_by_the_trainer():
     read: set[str] = set()

@@ -21,11 +21,10 @@ Host = Annotated[str, Field(min_length=1), AfterValidator(without_brackets)]
 
 
 class Section(BaseModel):
-    """A frozen section. Unknown keys are refused, and the docstrings of fields are help texts."""
+    """A frozen section. Unknown keys are refused. Docstrings of fields go into the reference."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    # They are not read here (`use_attribute_docstrings`): that parses the source at each import.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 SomeSection = TypeVar("SomeSection", bound=BaseModel)
