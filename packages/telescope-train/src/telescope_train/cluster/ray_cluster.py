@@ -344,6 +344,11 @@ def _start(options: dict[str, Any]) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
     # It scales clusters, and on port 44217 tells everybody on this machine what they do.
     Node.start_monitor = lambda self: None
+    # Nobody asks this cluster for its pages or jobs: the process takes a second and 120 MB.
+    Node.start_api_server = lambda self, **options: None
+    # Another process, which looks for new lines in all logs. Only a driver that shows them asks.
+    if not options["log_to_driver"]:
+        Node.start_log_monitor = lambda self: None
     services.ConsolePopen = _RayProcess
     # The end of that log comes from an agent of Ray, on stdout. `HeadProcesses` tells the death.
     stdout_deduplicator.skip_re = re.compile("^Raylet is terminated")
