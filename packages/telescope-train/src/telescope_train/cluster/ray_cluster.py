@@ -316,7 +316,8 @@ def _asks_for_token(error: BaseException | None) -> bool:
 def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
     """Return the options of a cluster that is started here and joined by nobody else."""
     # Ray only counts CPUs and does not bind processes to them. A machine with fewer cores than
-    # the run has processes still works, so it is declared large enough for all of them.
+    # the run has processes still works, so it is declared large enough for all of them. Nor are
+    # more declared: Ray starts a Python process for each before anyone asks.
     needed = sum(bundle.cpus for bundle in bundles)
     return {
         # Without an address, Ray follows `RAY_ADDRESS`, and the note that a `ray start` leaves in
@@ -325,7 +326,7 @@ def _own_cluster(bundles: Sequence[Bundle], folder: Path) -> dict[str, Any]:
         # All that Ray starts then listens on this machine alone.
         "_node_ip_address": "127.0.0.1",
         "_temp_dir": str(folder / RAY_FOLDER),
-        "num_cpus": max(os.cpu_count() or 1, math.ceil(needed)),
+        "num_cpus": max(1, math.ceil(needed)),
         "object_store_memory": OBJECT_STORE_BYTES,
         # After a driver is killed, Ray's agents live on for as long as they try to reach its head
         # process again. When that has died, Ray ends the driver after this time: until then it has
