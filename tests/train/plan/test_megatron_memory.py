@@ -43,6 +43,16 @@ def test_bfloat16_weights_float32_gradients_masters_and_two_moments():
     assert narrow["gradient buffers"] == 2 * DENSE
 
 
+def test_gradients_that_are_summed_during_a_pass_are_kept_apart_from_those_of_earlier_passes():
+    name = "gradients of earlier passes"
+    assert name not in parts(2)
+    assert parts(2, overlap_grad_reduce="true")[name] == 4 * DENSE
+    whole = ["--trainer_num_workers", "2", "--megatron_overlap_grad_reduce", "true"]
+    whole += ["--stream_gradients", "false"]
+    found = rank_memory(load_train_config([], [*FLAGS, *whole]), FACTS, device="cuda")
+    assert name not in dict(found.parts)
+
+
 def test_tensor_parallel_ranks_divide_everything_and_data_parallel_ones_the_optimizer():
     one, tensor, data = parts(1), parts(2, tensor_parallel_size=2), parts(2)
     for name in ("weights", "gradient buffers", "Adam"):

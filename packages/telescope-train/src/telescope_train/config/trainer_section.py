@@ -141,7 +141,8 @@ class MegatronSection(Section):
     megatron_use_distributed_optimizer: bool = True
     """Divide the optimizer's state over the data-parallel ranks."""
     megatron_overlap_grad_reduce: bool = False
-    """Sum gradients over ranks while the backward pass goes on."""
+    """Sum gradients over ranks while the backward pass goes on; where gradients are streamed, those
+    of earlier passes take as much memory again."""
     megatron_gradient_checkpointing: bool = True
     """Keep only the input of each layer, and compute the layer again in the backward pass."""
     megatron_grad_reduce_in_fp32: bool = True

@@ -14,6 +14,7 @@ from telescope_train.config.trainer_section import MegatronSection
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 from telescope_train.models.recomputed_layers import LayerBytes
+from telescope_train.step.stream_rules import streams_gradients
 
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
 
@@ -284,6 +285,9 @@ def megatron_state(
         ("gradient buffers", gradient * held.all),
         ("Adam", round(adam)),
     ]
+    if section.megatron_overlap_grad_reduce and streams_gradients(config):
+        # A pass sums its gradient over the ranks at once, so that of earlier passes is kept apart.
+        parts.append(("gradients of earlier passes", gradient * held.all))
     if config.algorithm.needs_reference:
         parts.append(("reference model", compute * held.all))
     return parts
