@@ -89,6 +89,11 @@ TWO, FOUR = {"trainer": {"trainer_num_workers": 2}}, {"trainer": {"trainer_num_w
             "megatron_use_distributed_optimizer",
             {"use_distributed_optimizer": True},
         ),
+        (
+            {"optimizer_dtypes": {"exp_avg": "bfloat16"}, "optimizer_cpu_offload": True},
+            "exp_avg would have no effect with megatron_optimizer_cpu_offload",
+            {"optimizer_dtypes": {"main_grads": "bfloat16"}},
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_fix(more, facts, fixed):

@@ -156,7 +156,8 @@ class MegatronSection(Section):
     """Types of a precision-aware optimizer, such as `{ exp_avg = "bfloat16" }`: `main_grads`
     (float32, bfloat16), `main_params` (float32, float16), and the moments `exp_avg` and
     `exp_avg_sq` (float32, float16, bfloat16, fp8); float32 where none is given. Needs Transformer
-    Engine; null = the plain optimizer, in float32."""
+    Engine; with `megatron_optimizer_cpu_offload`, only `main_grads` may be narrower; null = the
+    plain optimizer, in float32."""
     megatron_use_transformer_engine: bool = False
     """Build the layers of Transformer Engine's modules instead of Telescope's own; needs a GPU."""
     megatron_fp8: bool = False

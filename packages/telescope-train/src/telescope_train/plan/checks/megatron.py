@@ -113,6 +113,14 @@ def _trainer_problems(
             f"{BACKEND!r}: its optimizer updates float32 weights; remove it, or use "
             "main_params of megatron_optimizer_dtypes"
         )
+    # The library hands them to its optimizer on the GPU alone.
+    state = {**(section.megatron_optimizer_dtypes or {}), "main_grads": "float32"}
+    narrow = [name for name, dtype in state.items() if dtype != "float32"]
+    if section.megatron_optimizer_cpu_offload and narrow:
+        yield (
+            f"megatron.megatron_optimizer_dtypes: {', '.join(narrow)} would have no effect with "
+            "megatron_optimizer_cpu_offload, whose state is in float32; remove one of the two"
+        )
 
 
 def megatron_model_problems(
