@@ -124,3 +124,10 @@ def test_noise_is_what_equal_answers_differ_by():
     # No two answers are the same, or all rewards are: nothing is known.
     assert "reward/noise" not in answer_metrics([group(*(rollout([n], n) for n in range(10)))])
     assert "reward/noise" not in answer_metrics([group(*[rollout([3], 1.0)] * 10)])
+
+
+def test_rewards_that_differ_by_rounding_are_equal_to_metrics_over_pairs():
+    sums = [rollout([3] * n, 0.3 if n % 2 else 0.1 + 0.2) for n in range(1, 11)]
+    assert "reward/length_order" not in answer_metrics([group(*sums)])
+    said = [rollout([3], 0.0 if n % 2 else 0.1 + 0.2 - 0.3) for n in range(10)]
+    assert "reward/noise" not in answer_metrics([group(*said)])

@@ -188,7 +188,7 @@ def test_rewards_are_equal_up_to_rounding_and_no_further(base, units):
     spread, largest = max(exact) - min(exact), max(abs(reward) for reward in exact)
     mean = sum(exact) / len(exact)
     expected = [float(reward - mean) for reward in exact]
-    if spread <= 8 * Fraction(2) ** -52 * largest:
+    if spread <= 8 * Fraction(2) ** -52 * max(largest, 1):
         expected = [0.0] * len(exact)
     # The mean itself is rounded.
     slack = 4 * math.ulp(float(largest))
@@ -196,9 +196,34 @@ def test_rewards_are_equal_up_to_rounding_and_no_further(base, units):
     np.testing.assert_allclose(found_N, expected, rtol=0, atol=slack if any(expected) else 0.0)
 
 
-def test_a_group_equal_but_for_rounding_has_no_signal():
-    found = credit(group("g", [0.1 + 0.2, 0.3]))
+@pytest.mark.parametrize("rewards", [[0.1 + 0.2, 0.3], [0.1 + 0.2 - 0.3, 0.0]])
+def test_a_group_equal_but_for_rounding_has_no_signal(rewards):
+    found = credit(group("g", rewards))
     assert found.discarded == {"g": NoCredit.ALL_EQUAL}
+    assert has_signal(group("g", rewards)) == "all_equal"
+
+
+def test_a_sum_of_parts_is_at_the_end_of_its_range_but_for_rounding():
+    best, worst = 0.7 + 0.2 + 0.1, 0.3 - 0.1 - 0.2
+    assert (best < 1.0, worst < 0.0) == (True, True)
+    groups = group("best", [best, best]), group("worst", [worst, worst])
+    found = credit(*groups, declared={"toy": RewardRange(0.0, 1.0)})
+    ends = {"best": NoCredit.ALL_AT_MAXIMUM, "worst": NoCredit.ALL_AT_MINIMUM}
+    assert found.discarded == ends
+    assert credit(*groups, reward_range=(0.0, 1.0)).metrics["rewards/outside_range"] == 0
+    too_high = credit(group("g", [1.1, worst]), reward_range=(0.0, 1.0))
+    assert too_high.metrics["rewards/outside_range"] == 1
+
+
+def test_maxrl_takes_a_sum_of_parts_that_is_zero_but_for_rounding():
+    """A mean of 1e-17 would blow such a group up to the advantages of one success in four."""
+    advantage = load_algorithm("maxrl").advantage
+    rewards_N = np.array([0.1 + 0.2 - 0.3, 0.0, 0.0, 0.0, 0.3 - 0.1 - 0.2, 1.0])
+    assert rewards_N[0] > 0.0 > rewards_N[4]
+    found_N = advantage(rewards_N, np.array([0, 0, 0, 0, 1, 1]), "group")
+    assert found_N.tolist() == [0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
+    with pytest.raises(ConfigError, match="at least 0, got -0.1"):
+        advantage(np.array([-0.1, 1.0]), np.array([0, 0]), "group")
 
 
 def test_a_group_of_one_and_an_unknown_norm_are_refused():

@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.solved import REWARD_SLACK
 
 Advantage: TypeAlias = Callable[[NDArray[np.float64], NDArray[np.int64], str], NDArray[np.float64]]
 """(rewards_N, groups_N, advantage_norm) -> advantages_N, over the whole batch."""
 STD_FLOOR = 1e-4
 """Added to a standard deviation before dividing by it."""
 ROUNDING = 8 * float(np.finfo(np.float64).eps)
-"""Difference of rewards, as a share of the largest of their group, that rounding explains.
+"""Difference of rewards, as a share of the largest of their group or of 1, that rounding explains.
 
-0.1 + 0.2 is not 0.3, and sums of the same parts in another order end a few units apart."""
+0.1 + 0.2 is not 0.3, and sums of the same parts in another order end a few units apart. Of 1 at
+least, because 0.1 + 0.2 - 0.3 is not 0 either, and the parts are larger than their sum."""
 
 
 def without_norm(
@@ -59,8 +61,13 @@ def equal_in_group(
     low_G, high_G = np.full(ids_G.size, np.inf), np.full(ids_G.size, -np.inf)
     np.minimum.at(low_G, group_N, rewards_N)
     np.maximum.at(high_G, group_N, rewards_N)
-    limit_G = ROUNDING * np.maximum(np.abs(low_G), np.abs(high_G))
+    limit_G = rounding(np.maximum(np.abs(low_G), np.abs(high_G)))
     return (high_G - low_G <= limit_G)[group_N]
+
+
+def rounding(largest: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the difference that `ROUNDING` explains between rewards of at most `largest`."""
+    return ROUNDING * np.maximum(largest, 1.0)
 
 
 def normalized(
@@ -104,13 +111,15 @@ def relative_to_mean(
 ) -> NDArray[np.float64]:
     """Center in the group, then divide by the group's mean; 0 where that is 0.
 
-    Raises ConfigError for a reward below 0, because the mean is then not a success rate.
+    Raises ConfigError for a reward below 0, because the mean is then not a success rate. One that
+    an environment whose rewards begin at 0 may give counts as 0.
     """
-    if rewards_N.size and rewards_N.min() < 0:
+    if rewards_N.size and rewards_N.min() < -REWARD_SLACK:
         raise ConfigError(
             f"expected rewards of at least 0, got {rewards_N.min():g}: advantages are divided by "
             "the mean reward; give the environment's reward_min and reward_max, or use grpo"
         )
+    rewards_N = np.maximum(rewards_N, 0.0)
     centered_N = centered(rewards_N, groups_N)
     _, group_N, sizes_G = np.unique(groups_N, return_inverse=True, return_counts=True)
     means_N = (np.bincount(group_N, weights=rewards_N) / sizes_G)[group_N]

@@ -342,20 +342,21 @@ def _advantages(
 def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NoCredit:
     # The raw rewards decide: shaping can move a group that solved everything off the maximum.
     rewards_G, span = raw_rewards(rollouts), ranges.get(rollouts[0].environment)
-    if span is not None and (rewards_G >= span.high).all():
+    if span is not None and (rewards_G >= span.high - span.slack).all():
         return NoCredit.ALL_AT_MAXIMUM
-    if span is not None and (rewards_G <= span.low).all():
+    if span is not None and (rewards_G <= span.low + span.slack).all():
         return NoCredit.ALL_AT_MINIMUM
     return NoCredit.ALL_EQUAL
 
 
 def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, RewardRange]) -> int:
-    """Count the rewards changed by clipping; above 0, the configured range is too narrow."""
+    """Count the rewards changed by clipping, but for rounding; above 0, the range is too narrow."""
     num_outside = 0
     for rollouts in usable.values():
         if span := ranges.get(rollouts[0].environment):
             rewards_G = raw_rewards(rollouts)
-            num_outside += np.count_nonzero((rewards_G < span.low) | (rewards_G > span.high))
+            inside_G = np.clip(rewards_G, span.low, span.high)
+            num_outside += np.count_nonzero(np.abs(rewards_G - inside_G) > span.slack)
     return num_outside
 
 

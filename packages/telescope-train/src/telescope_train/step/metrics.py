@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telescope_core.base.types import Group, Rollout, RolloutStatus, StopReason, WeightVersion
+from telescope_train.algorithms.advantages import rounding
 from telescope_train.batches.batch import StepPlan, TrainingSample
 from telescope_train.rollouts.failures import Boundary
 from telescope_train.rollouts.held_out import question_of
@@ -174,6 +175,7 @@ def _pairs(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     )
     pair_GG = np.triu(np.ones((len(rollouts), len(rollouts)), dtype=bool), 1)
     gain_GG = rewards_G[:, None] - rewards_G
+    gain_GG[np.abs(gain_GG) <= rounding(np.abs(rewards_G).max())] = 0.0
     order_GG = np.sign(gain_GG) * np.sign(lengths_G[:, None] - lengths_G)
     ordered_GG = pair_GG & ended_G[:, None] & ended_G & (gain_GG != 0.0)
     equal_GG = pair_GG & (seen_G[:, None] == seen_G)
