@@ -1,11 +1,20 @@
 """`has_signal` in a run compares rewards on the scale of credit."""
 
 import itertools
+import json
+from contextlib import nullcontext
 
 import pytest
 from tests.train.rollouts.samplers import EventList
 
-from telescope_core import Example, ListSource, SingleTurnEnvironment, TelescopeError, reward
+from telescope_core import (
+    ConfigError,
+    Example,
+    ListSource,
+    SingleTurnEnvironment,
+    TelescopeError,
+    reward,
+)
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.plan.load import load_train_config
@@ -52,3 +61,27 @@ async def test_rewards_that_differ_beyond_the_configured_range_are_rejected(high
 
 def test_a_group_without_any_reward_has_no_signal():
     assert not is_told_apart([], {})
+
+
+class Penalized(Counting):
+    reward_min, reward_max = -1.0, 1.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "entry", "is_refused"),
+    [
+        ("maxrl", {}, True),
+        ("grpo", {}, False),
+        ("maxrl", {"reward_min": -1.0, "reward_max": 1.0}, False),
+    ],
+)
+async def test_rewards_that_the_algorithm_cannot_take_are_refused_before_any_is_given(
+    algorithm, entry, is_refused
+):
+    entries = json.dumps([{"name": "toy", **entry}])
+    flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--environments", entries]
+    config = load_train_config([], [*flags, "--algorithm", algorithm])
+    clients = {"toy": InProcessEnvironment(Penalized(), name="toy")}
+    refused = pytest.raises(ConfigError, match="toy may be as low as -1, and maxrl")
+    with refused if is_refused else nullcontext():
+        await training_environments(config, clients, {}, {})

@@ -222,7 +222,7 @@ def test_maxrl_takes_a_sum_of_parts_that_is_zero_but_for_rounding():
     assert rewards_N[0] > 0.0 > rewards_N[4]
     found_N = advantage(rewards_N, np.array([0, 0, 0, 0, 1, 1]), "group")
     assert found_N.tolist() == [0.0, 0.0, 0.0, 0.0, -1.0, 1.0]
-    with pytest.raises(ConfigError, match="at least 0, got -0.1"):
+    with pytest.raises(ConfigError, match=r"at least 0, got -0\.1"):
         advantage(np.array([-0.1, 1.0]), np.array([0, 0]), "group")
 
 

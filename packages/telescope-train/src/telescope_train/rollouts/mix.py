@@ -8,6 +8,7 @@ from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.protocols import EnvironmentClient, PolicySource
 from telescope_core.base.types import EnvironmentDescription, Sampling, Split
+from telescope_train.algorithms import load_algorithm
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.attempts import Attempts
@@ -40,9 +41,20 @@ async def training_environments(
     """Ask each environment for its description, and combine that with the config's overrides.
 
     `records` says by the name of an entry which environment it is: evals may use another name.
+    Raises ConfigError for rewards that the algorithm cannot take.
     """
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
     descriptions = dict(zip(clients, described, strict=True))
+    algorithm = load_algorithm(config.algorithm.algorithm)
+    for entry in config.environments:
+        low = descriptions[entry.name].reward_min
+        # Now, because the first such reward may come after hours.
+        if low < 0 and entry.reward_min is None and not algorithm.takes_negative_rewards:
+            raise ConfigError(
+                f"rewards of {entry.name} may be as low as {low:g}, and {algorithm.name} cannot "
+                "take rewards below 0; give its [[environments]] entry a reward_min and a "
+                "reward_max, or use grpo"
+            )
     held_out = await hold_out(config, clients, eval_clients, descriptions, records)
     return Mix(
         playing={
