@@ -201,6 +201,8 @@ def test_the_parameter_count_is_that_of_transformers():
 
 
 MANY = ("--number_of_steps", "100")
+KL_IN_REWARD = ("--kl_penalty_tau", "0.01", "--kl_in_reward", "true")
+ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,9 @@ MANY = ("--number_of_steps", "100")
             ("--max_off_policy_steps", "3", "--max_async_rollout", "2"),
             "max_off_policy_steps (3) is never reached",
         ),
+        (KL_IN_REWARD, "kl_in_reward with grpo"),
+        ((*KL_IN_REWARD, "--algorithm", "dapo"), "kl_in_reward with dapo"),
+        (ICEPOP, "tis_mode = 'icepop' with tis_floor = 0"),
     ],
 )
 def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
@@ -230,7 +235,17 @@ def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
     assert all(f"note: {one}\n" in said for one in notes)
 
 
-@pytest.mark.parametrize("more", [(), (*MANY, "--checkpoint_every", "10")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        (*MANY, "--checkpoint_every", "10"),
+        (*KL_IN_REWARD, "--advantage_norm", "batch"),
+        (*KL_IN_REWARD, "--algorithm", "rloo"),
+        ("--kl_penalty_tau", "0.01"),
+        (*ICEPOP, "--tis_floor", "0.5"),
+    ],
+)
 def test_a_run_of_which_there_is_nothing_to_say_has_no_notes(flags, more):
     assert plan(flags, *more).notes == ()
 

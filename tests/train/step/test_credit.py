@@ -595,3 +595,22 @@ def test_branches_of_an_earlier_call_are_used_again(rule):
     first = credit(played, branch_credit=rule)
     second = credit(played, branch_credit=rule, built=built_of(first))
     assert all(one is other for one, other in zip(first.samples, second.samples, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("grpo", "group"), ("grpo", "batch"), ("rloo", "group")]
+)
+def test_a_group_of_equal_rewards_weighs_its_divergence_by_tau_unless_it_is_divided(name, norm):
+    """What the plan says of `kl_in_reward`: a deviation of the group takes tau out again."""
+
+    def advantage(tau: float) -> float:
+        kl = KlPenalties(of_agents={("same", n): {"": -tau * (9.0 + n)} for n in range(4)})
+        rules = rules_of(norm=norm, kl_penalty_tau=tau, kl_in_reward=True)
+        rules = replace(rules, algorithm=load_algorithm(name))
+        groups = [group("same", [1.0] * 4), group("other", [1.0, 0.0, 1.0, 0.0])]
+        return assign_credit(groups, rules, kl_penalties=kl).advantages["same", 0]
+
+    ratio = advantage(0.01) / advantage(0.001)
+    assert (
+        (ratio < 1.1) if (name, norm) == ("grpo", "group") else ratio == pytest.approx(10, rel=0.1)
+    )

@@ -3,7 +3,8 @@
 Paper: arXiv:2402.03300, eq. 3 and section 4.1.2 (advantages from outcome rewards).
     A_i = (r_i - mean_g) / (std_g + 1e-4); loss: the policy gradient, plain or clipped
 Deviations: tokens weigh the same over the whole step, not 1 / |o_i| per rollout; the clip and the
-KL term are settings and off by default; the deviation has ddof 1 and 1e-4 added.
+KL term are settings and off by default (the paper's is kl_estimator = "k3"); the deviation has
+ddof 1 and 1e-4 added.
 """
 
 from telescope_train.algorithms.advantages import normalized

@@ -41,7 +41,7 @@ class AlgorithmSection(Section):
     """Treatment of weights above `tis_cap`: `truncate` = they are cut to it, `icepop` = they become
     0, as do weights below `tis_floor`."""
     tis_floor: NotNegative = 0.0
-    """Weights below this become 0, with `tis_mode` icepop."""
+    """Weights below this become 0, with `tis_mode` icepop; 0 = none, so only high ones do."""
     seq_is_masking: bool = False
     """Leave out samples whose geometric mean ratio of trainer to sampler is out of bounds."""
     seq_is_mask_range: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=1)]] = (

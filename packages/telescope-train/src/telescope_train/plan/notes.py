@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from telescope_train.algorithms import load_algorithm
 from telescope_train.config.fields import sorted_out, was_set
 from telescope_train.config.schema import TrainConfig
 from telescope_train.plan.checks.config import config_found
@@ -28,6 +29,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
         *_opponent_notes(config),
         *_scheduling_notes(config),
         *_stop_notes(config),
+        *_algorithm_notes(config),
         *([given] if given else []),
     )
 
@@ -39,6 +41,24 @@ def _stop_notes(config: TrainConfig) -> Iterator[str]:
             "include_stop_str_in_output = false: a turn that a text of stop ended is shown without "
             "it in later prompts, not as it was sampled, so that in several turns each becomes a "
             "training sample of its own, whose history is computed again"
+        )
+
+
+def _algorithm_notes(config: TrainConfig) -> Iterator[str]:
+    section = config.algorithm
+    algorithm = load_algorithm(section.algorithm)
+    is_divided = "advantage_norm" in algorithm.reads and section.advantage_norm == "group"
+    if section.kl_in_reward and is_divided:
+        yield (
+            f"kl_in_reward with {algorithm.name}, which divides by the deviation of a group: if "
+            "its rewards are equal, that of the KL divergence is all there is, and it is learned "
+            "as strongly as any reward, whatever kl_penalty_tau is; set advantage_norm = 'batch', "
+            "kl_in_reward = false, or an algorithm that does not divide, such as rloo"
+        )
+    if section.use_tis and section.tis_mode == "icepop" and not section.tis_floor:
+        yield (
+            "tis_mode = 'icepop' with tis_floor = 0 leaves out only tokens that became more "
+            "likely; IcePop bounds the weight on both sides: set tis_floor, for instance to 0.5"
         )
 
 
