@@ -346,6 +346,13 @@ def test_a_grader_that_breaks_is_looked_at_before_the_policy_is():
     assert "grader" not in collapsed.remedy
 
 
+def test_one_reward_is_one_if_it_is_a_sum_that_is_rounded():
+    sums = {"reward/min": lambda step: 0.3 if step % 2 else 0.1 + 0.2, "reward/max": 0.1 + 0.2}
+    assert "one reward" in {one.rule for one in found_in(healthy(20, **sums))}
+    levels = {name: lambda step: 0.3 + 1e-6 * (step % 2) for name in ("reward/min", "reward/max")}
+    assert "one reward" not in {one.rule for one in found_in(healthy(20, **levels))}
+
+
 def test_a_run_that_has_learned_its_task_is_not_broken_and_a_grader_that_says_yes_is():
     def solved(reward_before):
         return {

@@ -272,6 +272,18 @@ def test_groups_without_advantage_are_dropped_and_counted_by_reason():
     }
 
 
+@pytest.mark.parametrize("middle", [0.5, 0.5000001])
+def test_whitening_keeps_a_rollout_whose_reward_is_the_mean_of_the_batch(middle):
+    """It is one of the N over which the paper takes the mean, as its neighbor is."""
+    rules = replace(rules_of(), algorithm=load_algorithm("reinforce_pp"))
+    groups = [group(name, [r]) for name, r in {"a": 0.0, "b": middle, "c": 1.0}.items()]
+    found = assign_credit(groups, rules)
+    assert not found.discarded
+    assert len(token_weights(found.samples, "token", max_tokens=10)) == 3
+    same = assign_credit([group(name, [0.5]) for name in "abc"], rules)
+    assert set(same.discarded.values()) == {NoCredit.ALL_EQUAL}
+
+
 def test_groups_without_advantage_stay_when_asked_but_too_small_ones_cannot():
     result = credit(group("same", [1.0, 1.0]), group("few", [1.0]), discard=False)
     assert [sample.advantage for sample in result.samples] == [0.0, 0.0]

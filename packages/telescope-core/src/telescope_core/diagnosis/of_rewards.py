@@ -26,6 +26,8 @@ def nothing_trained(rule: Rule, history: History) -> Found:
     )
 
 
+_ROUNDING = 1e-12
+"""Difference of rewards that are equal: sums of the same parts end a few units apart."""
 _REASONS = {
     "groups/all_at_minimum": (
         "every rollout of theirs got the lowest reward",
@@ -90,11 +92,11 @@ def one_reward(rule: Rule, history: History) -> Found:
     """Find that every rollout of every step got the same reward."""
     lows, highs = dict(history.named("reward/min")), dict(history.named("reward/max"))
     both = [(step, highs[step] - low) for step, low in lows.items() if step in highs]
-    stretch = history.stretch(both, lambda spread: spread == 0.0, least=5)
+    stretch = history.stretch(both, lambda spread: spread <= _ROUNDING, least=5)
     if stretch is None or _is_solved(history, stretch):
         return
     value = lows[stretch.last]
-    if any(lows[step] != value for step, _ in both if stretch.first <= step <= stretch.last):
+    if any(abs(low - value) > _ROUNDING for low in stretch.values(list(lows.items()))):
         return
     yield rule.over(
         stretch,

@@ -146,10 +146,15 @@ def assign_credit(
     # Shaped rewards decide whether a group teaches: a penalty can tell equal rewards apart. A range
     # in the config overrides the one that the environment declares.
     branches = _BranchCredit(usable, shaped, by_rollout, rules)
+    told_apart = branches.told_apart_by_seats
+    needs_no_group = rules.algorithm.min_group_size < 2 and rules.algorithm.compares == "batch"
+    if needs_no_group and any(one.any() for one in advantages.values()):
+        # Compared with the whole batch, a reward at its mean teaches as much as one beside it.
+        told_apart = advantages.keys()
     no_credit = too_few | {
         key: _reason(usable[key], {**rules.declared, **ranges})
         for key, advantages_G in advantages.items()
-        if not advantages_G.any() and key not in branches.told_apart_by_seats
+        if not advantages_G.any() and key not in told_apart
     }
     # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
