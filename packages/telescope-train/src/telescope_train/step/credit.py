@@ -361,7 +361,7 @@ def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, R
         if span := ranges.get(rollouts[0].environment):
             rewards_G = raw_rewards(rollouts)
             inside_G = np.clip(rewards_G, span.low, span.high)
-            num_outside += np.count_nonzero(np.abs(rewards_G - inside_G) > span.slack)
+            num_outside += int((np.abs(rewards_G - inside_G) > span.slack).sum())
     return num_outside
 
 
