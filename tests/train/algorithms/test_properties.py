@@ -1,8 +1,10 @@
 """What holds for every algorithm: zeros, extremes, masks, on-policy gradients, metrics."""
 
+import itertools
 import math
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -347,3 +349,20 @@ def test_a_loss_leaves_its_inputs_as_they_were(algorithm):
             shared_metrics(terms, same_version_T=terms.mask_T)
             for name, value in columns.items():
                 assert torch.equal(value, before[name]), (form, name)
+
+
+@pytest.mark.parametrize("size", [2, 4, 7])
+@pytest.mark.parametrize("rate", [Fraction(1, 20), Fraction(1, 2)])
+def test_maxrl_is_maximum_likelihood_up_to_the_order_of_its_page(size, rate):
+    """The exact mean over all groups of a policy whose only parameter is its success rate."""
+    advantage, mean = load_algorithm("maxrl").advantage, 0.0
+    for group in itertools.product((0, 1), repeat=size):
+        chance = math.prod(rate if success else 1 - rate for success in group)
+        found = advantage(np.array(group, float), np.zeros(size, int), "group")
+        # The score of a success is 1 / p, that of a failure -1 / (1 - p).
+        scores = [1 / rate if success else -1 / (1 - rate) for success in group]
+        mean += float(chance) * sum(
+            a * float(score) for a, score in zip(found, scores, strict=True)
+        )
+    expected = sum((1 - rate) ** (k - 1) for k in range(1, size))
+    assert mean / size == pytest.approx(float(expected))

@@ -3,7 +3,8 @@
 Paper: arXiv:2602.02710, section 4 (estimator over successful rollouts, less the mean score).
     A_i = (r_i - mean_g) / mean_g, 0 where no rollout succeeded; loss: the policy gradient
 For rewards of 0 or 1 with K successes of G: (1 / K) sum of the successes' scores, less the mean
-of all scores. With G rollouts it approximates the gradient of maximum likelihood to order G.
+of all scores. With G rollouts it is on average the gradient of maximum likelihood to order G - 1:
+groups without a success keep no mean score, or it would be G.
 Deviations: any reward of at least 0 is taken; tokens are divided by the step's tokens, which is
 the paper's gradient times one number per step.
 """
