@@ -272,6 +272,26 @@ def test_groups_without_advantage_are_dropped_and_counted_by_reason():
     }
 
 
+@pytest.mark.parametrize("name", ["grpo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("num_teaching", [1, 4, 16])
+def test_groups_that_are_left_out_are_in_no_deviation_as_if_they_had_been_rejected(
+    name, num_teaching
+):
+    teaching = [group(f"t{n}", [1.0, 0.0, 0.25]) for n in range(num_teaching)]
+    equal = [group(f"e{n}", [1.0] * 3) for n in range(16 - num_teaching)]
+
+    def sizes(groups, **settings_) -> list[float]:
+        rules = replace(rules_of(norm="batch", **settings_), algorithm=load_algorithm(name))
+        return [abs(sample.advantage) for sample in assign_credit(groups, rules).samples]
+
+    found = sizes([*teaching, *equal])
+    assert found == sizes(teaching)
+    assert np.square(found).sum() / (len(found) - 1) == pytest.approx(1.0, rel=1e-3)
+    # Of all that are kept it is the one of the paper, and then they count in denominators too.
+    kept = sizes([*teaching, *equal], discard=False)
+    assert np.square(kept).sum() / (len(kept) - 1) == pytest.approx(1.0, rel=2e-3)
+
+
 @pytest.mark.parametrize("middle", [0.5, 0.5000001])
 def test_whitening_keeps_a_rollout_whose_reward_is_the_mean_of_the_batch(middle):
     """It is one of the N over which the paper takes the mean, as its neighbor is."""

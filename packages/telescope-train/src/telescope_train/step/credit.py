@@ -138,6 +138,10 @@ def assign_credit(
     shaped = partial(_shaped, ranges=ranges, shaping=shaping)
     rewards = {key: shaped(rollouts, None) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
+    if config.rollout.discard_group_zero_advantage and _divides_by_batch(rules):
+        # Zeros would lower the deviation, and the fewer groups teach, the larger would be the step.
+        teaching = {key: rewards[key] for key, one in advantages.items() if one.any()}
+        advantages |= _advantages(teaching, rules.algorithm, section.advantage_norm)
     by_rollout = {
         (key, rollout.index): advantage
         for key, rollouts in usable.items()
@@ -342,6 +346,16 @@ def _advantages(
             f"{advantages_N.shape} with {num_bad} that are not finite; correct its function"
         )
     return dict(zip(rewards, np.split(advantages_N, np.cumsum(sizes_G)[:-1]), strict=True))
+
+
+def _divides_by_batch(rules: CreditRules) -> bool:
+    """Return whether advantages are rewards less their group's mean over a deviation of the batch.
+
+    A group of equal rewards has no part in them, but for what it adds to that deviation.
+    """
+    algorithm, norm = rules.algorithm, rules.config.algorithm.advantage_norm
+    norm = norm if "advantage_norm" in algorithm.reads else algorithm.fixed_norm
+    return norm == "batch" and algorithm.min_group_size > 1
 
 
 def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NoCredit:
