@@ -60,6 +60,7 @@ async def test_both_processes_take_every_update(
     wire = Wire(workers_per_server=2)
     try:
         publisher = WeightPublisher(pool, ranks, in_flight="pause", wire=wire)
+        await fails_and_answers(client)
         await publisher.connect()
         policies = TokenPolicySource(pool, load_renderer(settings.model), max_model_len=256)
         for version in range(NUM_UPDATES):
@@ -109,6 +110,17 @@ async def mismatch(
         if (mask := batch.mask_T).any()
     ]
     return float(max(off))
+
+
+async def fails_and_answers(client: TokenClient) -> None:
+    """After a call that fails in all processes, each answers what it is asked next."""
+    with pytest.raises(EndpointError):
+        await client.control("/update_weights", {"update_info": {}})
+    answers = [
+        (await client.control("/collective_rpc", {"method": method}))["results"]
+        for method in ("received_digests", "received_digest")
+    ]
+    assert [[type(one) for one in both] for both in answers] == [[dict] * 2, [str] * 2]
 
 
 async def refuses_to_sleep(client: TokenClient) -> None:

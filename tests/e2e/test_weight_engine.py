@@ -5,6 +5,8 @@ import itertools
 import json
 import logging
 import sys
+from collections import deque
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +117,64 @@ def test_every_engine_of_a_server_says_what_its_workers_hold(monkeypatch):
     found = asyncio.run(Engines().collective_rpc_async("received_digest", None))
     assert found == ["first", "first", "another", "first"]
     assert asked == [("collective_rpc", "received_digest", None, (), None)]
+
+
+def test_workers_of_a_server_stay_in_step_after_a_call_that_failed():
+    from cloudpickle import loads
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    from telescope_train.inference.vllm_plugin.executor import EveryAnswer
+
+    status = WorkerProc.ResponseStatus
+
+    class Worker:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.answers = deque[tuple[Any, Any]]()
+
+        def dequeue(self, timeout: float | None = None) -> tuple[Any, Any]:
+            return self.answers.popleft()
+
+        def update_weights(self) -> None:
+            raise RuntimeError(f"worker {self.number} lost the trainer")
+
+        def received_digest(self, *, prefix: str) -> str:
+            return f"{prefix}{self.number}"
+
+    class Executor(EveryAnswer):
+        """Calls its workers in this process, as `WorkerProc` does it in theirs."""
+
+        def __init__(self, num_workers: int) -> None:
+            self.is_failed = False
+            self.futures_queue = deque()
+            self.response_mqs: Any = [Worker(number) for number in range(num_workers)]
+            self.rpc_broadcast_mq: Any = self
+
+        def __del__(self) -> None: ...
+
+        def enqueue(self, call: tuple[Any, ...]) -> None:
+            method, arguments, named, output_rank = call
+            for worker in self.response_mqs:
+                try:
+                    function = (
+                        getattr(worker, method)
+                        if isinstance(method, str)
+                        else partial(loads(method), worker)
+                    )
+                    outcome = (status.SUCCESS, function(*arguments, **named))
+                except RuntimeError as error:
+                    outcome = (status.FAILURE, str(error))
+                if output_rank in (None, worker.number):
+                    worker.answers.append(outcome)
+
+    executor = Executor(3)
+    ask = partial(executor.collective_rpc, "received_digest", kwargs={"prefix": "digest "})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="worker 0 lost the trainer"):
+            executor.collective_rpc("update_weights")
+        assert ask() == ["digest 0", "digest 1", "digest 2"]
+    assert ask(unique_reply_rank=1) == "digest 1"
+    assert [len(worker.answers) for worker in executor.response_mqs] == [0, 0, 0]
 
 
 @pytest.mark.slow

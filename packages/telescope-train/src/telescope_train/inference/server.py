@@ -92,6 +92,7 @@ _IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The executor on CPU, which computes in the engine's own process. vLLM's default on CPU is another
 process, which spins while it waits (40 % of its time, taken from the trainer's core). The executor
 is given by its import path, because vLLM replaces the short name `uni` with that default."""
+_IN_PROCESSES = "telescope_train.inference.vllm_plugin.executor.EveryAnswer"
 _QUANTIZED = {"fp8": "fp8_per_block"}
 """vLLM's names. A scale for each block of 128 x 128 keeps a large value from coarsening all others,
 as one scale for a whole matrix would."""
@@ -234,11 +235,13 @@ class ServerSettings:
         if self.num_processes > 1:
             arguments += ["--tensor-parallel-size", str(self.tensor_parallel_size)]
             arguments += ["--data-parallel-size", str(self.data_parallel_size)]
+        if self.tensor_parallel_size > 1:
+            arguments += ["--distributed-executor-backend", _IN_PROCESSES]
         if self.device != "cpu":
             return [*arguments, "--gpu-memory-utilization", str(self.gpu_memory_utilization)]
-        executor = _IN_ENGINE if self.tensor_parallel_size == 1 else "mp"
-        arguments += ["--enforce-eager", "--distributed-executor-backend", executor]
-        arguments += ["--block-size", str(_CPU_BLOCK_TOKENS)]
+        if self.tensor_parallel_size == 1:
+            arguments += ["--distributed-executor-backend", _IN_ENGINE]
+        arguments += ["--enforce-eager", "--block-size", str(_CPU_BLOCK_TOKENS)]
         # Scheduling ahead keeps a GPU busy. Here the CPU both schedules and computes.
         return [*arguments, "--no-async-scheduling"]
 
