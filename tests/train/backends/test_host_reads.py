@@ -15,9 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from backend_cases import grpo_batches
 
 from telescope_train.backends.megatron import layers
+from telescope_train.backends.megatron.backend import MegatronBackend
 from telescope_train.backends.megatron.library import using
 from telescope_train.backends.megatron.model import run_model
 from telescope_train.backends.megatron.rows import rank_row
+from telescope_train.cluster.rank_layout import ONE_RANK
+from telescope_train.config.trainer_section import MegatronSection, TrainerSection
 from telescope_train.models import packed
 from telescope_train.models.row import packed_row
 
@@ -36,6 +39,26 @@ def test_rotations_get_the_borders_of_sequences_from_the_host(batch):
     with using(CPU):
         given = run_model(lambda **given: given["packed_seq_params"], row)
     assert given.cu_seqlens_q.tolist() == given.cu_seqlens_kv.tolist() == expected.tolist()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine_attends", [False, True])
+def test_borders_are_where_the_attention_reads_them(batch, engine_attends):
+    """Transformer Engine passes their address on to kernels, which cannot read the host's."""
+    section = MegatronSection(megatron_use_transformer_engine=engine_attends)
+    backend = SimpleNamespace(
+        _settings=SimpleNamespace(megatron=section, trainer=TrainerSection()),
+        _loaded=SimpleNamespace(
+            layout=ONE_RANK, context_rank=0, architecture=SimpleNamespace(vocab_size=10**6)
+        ),
+        _device=META,
+    )
+    row = MegatronBackend._row(backend, batch)
+    with using(CPU):
+        given = run_model(lambda **given: given["packed_seq_params"], row)
+    expected = META if engine_attends else CPU
+    assert given.cu_seqlens_q.device == given.cu_seqlens_kv.device == expected
+    assert given.cu_seqlens_q.dtype == torch.int32
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -198,6 +198,7 @@ class MegatronBackend:
             ranks=context,
             rank=rank,
             multiple_of=row_multiple(self._settings, self._loaded.layout),
+            engine_attends=self._settings.megatron.megatron_use_transformer_engine,
         )
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

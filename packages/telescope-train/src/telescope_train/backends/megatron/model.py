@@ -213,8 +213,7 @@ def run_model(model: Callable[..., Any], row: RankRow) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
     sequences, shared = row.sequences, row.sequences.shared
-    # Only the library's rotations use them, and read every length in every layer.
-    starts, longest = sequences.host_starts, sequences.longest
+    starts, longest = row.starts, sequences.longest
     if shared is not None:
         # One sequence, each token of which has a rotation of its own; see `SharedRotations`.
         starts, longest = starts[[0, -1]], int(shared.lengths_S.max())

@@ -37,6 +37,9 @@ class RankRow:
     """[C] int64."""
     sequences: Sequences
     """The sequences of the whole row."""
+    starts: torch.Tensor
+    """[S + 1] int32, their borders, where the library's layers read them: its rotations read every
+    length in every layer, and would wait for a GPU; Transformer Engine's attention reads there."""
     order: ContextOrder | None
     """None = this rank has the whole row."""
     trained_M: NDArray[np.int64]
@@ -58,8 +61,11 @@ def rank_row(
     ranks: int,
     rank: int,
     multiple_of: int,
+    engine_attends: bool = False,
 ) -> RankRow:
     """Prepare `batch` for context-parallel rank `rank` of `ranks`.
+
+    `engine_attends`: the attention is Transformer Engine's, and not Telescope's.
 
     The row is padded to a multiple of `multiple_of` tokens, which `2 * ranks` must divide if there
     is more than one rank. Tokens that samples share stand in it once.
@@ -94,6 +100,7 @@ def rank_row(
     return RankRow(
         token_ids_C=to_device(ids_T[mine], device),
         sequences=sequences,
+        starts=sequences.starts if engine_attends else sequences.host_starts,
         order=order,
         trained_M=trained_M,
         predictors_P=to_device(predictors_M[chosen], device),
@@ -107,6 +114,7 @@ def _shared_row(row: PackedRow) -> RankRow:
     return RankRow(
         token_ids_C=row.token_ids_T,
         sequences=row.sequences,
+        starts=row.sequences.host_starts,
         order=None,
         trained_M=row.trained_M,
         predictors_P=row.predictors_M,
