@@ -4,7 +4,7 @@ import pytest
 
 from telescope_core.base.addresses import is_loopback
 from telescope_core.errors import ConfigError
-from telescope_train.cluster import placement
+from telescope_train.cluster import network, placement
 from telescope_train.cluster.network import Network, interface_of
 from telescope_train.cluster.placement import (
     Bundle,
@@ -78,6 +78,18 @@ def test_libraries_are_told_the_interface_and_what_is_set_stays():
     assert set(found) == {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
     assert len(set(found.values())) == 1
     assert "GLOO_SOCKET_IFNAME" not in here.variables({"GLOO_SOCKET_IFNAME": "eth7"})
+
+
+def test_nccl_gets_one_interface_of_several_that_begin_alike(monkeypatch):
+    interfaces = {"eth1": ["10.0.0.5"], "eth10": ["10.1.0.5"], "eth1.7": ["10.7.0.5"]}
+    monkeypatch.setattr(network, "addresses_by_interface", lambda: interfaces)
+    monkeypatch.setattr(network.ray.util, "get_node_ip_address", lambda: "10.0.0.5")
+    found = Network(is_local=False).variables({})
+    # "=" before a name asks NCCL for exactly that one; without it, for all that begin so.
+    assert found.pop("NCCL_SOCKET_IFNAME") == "=eth1"
+    assert set(found.values()) == {"eth1"}
+    taken = {"NCCL_SOCKET_IFNAME": "ib0"}
+    assert "NCCL_SOCKET_IFNAME" not in Network(is_local=False).variables(taken)
 
 
 @pytest.mark.parametrize(

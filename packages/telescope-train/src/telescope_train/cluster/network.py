@@ -38,9 +38,12 @@ class Network(NamedTuple):
         name = interface_of(self.address(), addresses_by_interface())
         if name is None:
             return {}
+        wanted = dict.fromkeys(INTERFACE_VARIABLES, name)
         # On one machine NCCL uses its GPUs' own links, and finds itself.
-        wanted = INTERFACE_VARIABLES if self.is_local else (*INTERFACE_VARIABLES, NCCL_VARIABLE)
-        return {variable: name for variable in wanted if variable not in environ}
+        if not self.is_local:
+            # NCCL takes a name for the beginning of names: eth1 would be eth10 to eth19 as well.
+            wanted[NCCL_VARIABLE] = f"={name}"
+        return {one: value for one, value in wanted.items() if one not in environ}
 
     def reached_directly(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make programs bypass proxies for this node and the driver's."""
