@@ -119,53 +119,52 @@ def test_every_engine_of_a_server_says_what_its_workers_hold(monkeypatch):
     assert asked == [("collective_rpc", "received_digest", None, (), None)]
 
 
-def test_workers_of_a_server_stay_in_step_after_a_call_that_failed():
-    from cloudpickle import loads
-    from vllm.v1.executor.multiproc_executor import WorkerProc
+class Worker:
+    """A worker of a server, with the queue of its answers."""
 
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.answers = deque[tuple[Any, Any]]()
+
+    def dequeue(self, timeout: float | None = None) -> tuple[Any, Any]:
+        return self.answers.popleft()
+
+    def execute(self, method: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Do what `WorkerProc` does with a call."""
+        from cloudpickle import loads
+        from vllm.v1.executor.multiproc_executor import WorkerProc
+
+        status = WorkerProc.ResponseStatus
+        is_name = isinstance(method, str)
+        function = getattr(self, method) if is_name else partial(loads(method), self)
+        try:
+            self.answers.append((status.SUCCESS, function(*arguments, **named)))
+        except RuntimeError as error:
+            self.answers.append((status.FAILURE, str(error)))
+
+    def update_weights(self) -> None:
+        raise RuntimeError(f"worker {self.number} lost the trainer")
+
+    def received_digest(self, *, prefix: str) -> str:
+        return f"{prefix}{self.number}"
+
+
+def test_workers_of_a_server_stay_in_step_after_a_call_that_failed():
     from telescope_train.inference.vllm_plugin.executor import EveryAnswer
 
-    status = WorkerProc.ResponseStatus
-
-    class Worker:
-        def __init__(self, number: int) -> None:
-            self.number = number
-            self.answers = deque[tuple[Any, Any]]()
-
-        def dequeue(self, timeout: float | None = None) -> tuple[Any, Any]:
-            return self.answers.popleft()
-
-        def update_weights(self) -> None:
-            raise RuntimeError(f"worker {self.number} lost the trainer")
-
-        def received_digest(self, *, prefix: str) -> str:
-            return f"{prefix}{self.number}"
-
     class Executor(EveryAnswer):
-        """Calls its workers in this process, as `WorkerProc` does it in theirs."""
-
         def __init__(self, num_workers: int) -> None:
-            self.is_failed = False
-            self.futures_queue = deque()
+            self.is_failed, self.futures_queue = False, deque()
             self.response_mqs: Any = [Worker(number) for number in range(num_workers)]
             self.rpc_broadcast_mq: Any = self
 
         def __del__(self) -> None: ...
 
         def enqueue(self, call: tuple[Any, ...]) -> None:
-            method, arguments, named, output_rank = call
+            *parts, output_rank = call
             for worker in self.response_mqs:
-                try:
-                    function = (
-                        getattr(worker, method)
-                        if isinstance(method, str)
-                        else partial(loads(method), worker)
-                    )
-                    outcome = (status.SUCCESS, function(*arguments, **named))
-                except RuntimeError as error:
-                    outcome = (status.FAILURE, str(error))
                 if output_rank in (None, worker.number):
-                    worker.answers.append(outcome)
+                    worker.execute(*parts)
 
     executor = Executor(3)
     ask = partial(executor.collective_rpc, "received_digest", kwargs={"prefix": "digest "})
@@ -174,7 +173,7 @@ def test_workers_of_a_server_stay_in_step_after_a_call_that_failed():
             executor.collective_rpc("update_weights")
         assert ask() == ["digest 0", "digest 1", "digest 2"]
     assert ask(unique_reply_rank=1) == "digest 1"
-    assert [len(worker.answers) for worker in executor.response_mqs] == [0, 0, 0]
+    assert not any(worker.answers for worker in executor.response_mqs)
 
 
 @pytest.mark.slow

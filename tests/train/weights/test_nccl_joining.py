@@ -1,9 +1,11 @@
 """NCCL itself has no deadline for joining; a stand-in for it waits for ever here."""
 
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import TCPStore
 
 from telescope_train.weights.nccl import Communicator, join_within
 
@@ -48,3 +50,28 @@ def test_what_is_aborted_is_the_group_as_far_as_it_has_come():
     joining._communicator = reduces
     joining._abort_joining()
     assert destroyed == ["reduces"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_workers_hear_that_rank_0_has_left_or_died(dies):
+    """NCCL tells nobody: a broadcast that others take part in would never end."""
+    within = timedelta(seconds=60)
+    store = TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=within, wait_for_workers=False)
+
+    def member(rank: int, to: TCPStore) -> Communicator:
+        made = Communicator.__new__(Communicator)
+        made._rank, made._store = rank, to
+        made._communicator = SimpleNamespace(destroy=list)
+        return made
+
+    one, other = (
+        member(rank, TCPStore("127.0.0.1", store.port, timeout=within)) for rank in (1, 2)
+    )
+    other.leave()  # of which the others need not hear: rank 0 waits for its answer
+    assert not one.is_left()
+    if dies:
+        del store
+    else:
+        member(0, store).leave()
+        store.check(["what was sent before is there when this is answered"])
+    assert one.is_left()

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,10 @@ from telescope_train.backends.transfer import Place
 from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE_S, Bucket
 
 _POLL_S = 0.001
+_ASK_EVERY_S = 0.5
+"""Seconds between two questions to the store, each of which is a message to rank 0."""
+_LEFT = "telescope-has-left"
+"""Key that rank 0 sets in the store as it leaves."""
 
 
 class Fabric(Protocol):
@@ -26,6 +31,10 @@ class Fabric(Protocol):
 
     def reached(self) -> Callable[[], bool]:
         """Return a function that tells whether all work queued so far is done."""
+        ...
+
+    def is_left(self) -> bool:
+        """Return whether rank 0 has left, or died."""
         ...
 
     def leave(self) -> None:
@@ -60,6 +69,7 @@ class Communicator:
             store_timeout=round(limit_s),
             listen_socket=None if listen_fd is None else socket.socket(fileno=listen_fd),
         )
+        self._rank, self._store = rank, group.store
         with unpinned_nccl_env():
             # In two steps, so that what has come of it can be aborted.
             self._communicator: Any = PyNcclCommunicator.__new__(PyNcclCommunicator)
@@ -84,8 +94,18 @@ class Communicator:
         event.record()
         return event.query
 
+    def is_left(self) -> bool:
+        """Return whether rank 0 has left, or died, of which NCCL tells nobody."""
+        try:
+            return self._store.check([_LEFT])
+        except RuntimeError:
+            return True  # the store is in the process of rank 0
+
     def leave(self) -> None:
         """Abort the communicator."""
+        if self._rank == 0:
+            with suppress(RuntimeError):
+                self._store.set(_LEFT, "")
         self._communicator.destroy()
 
 
@@ -150,9 +170,15 @@ class _End:
     def _until(self, reached: Callable[[], bool]) -> None:
         # NCCL itself waits for ever for a member that is gone.
         give_up_s = time.monotonic() + self._wait_s
+        ask_s = time.monotonic() + _ASK_EVERY_S
         while not reached():
-            if time.monotonic() > give_up_s:
+            now_s = time.monotonic()
+            if now_s > give_up_s:
                 raise RuntimeError(f"a broadcast over NCCL did not end within {self._wait_s:g} s")
+            if now_s > ask_s:
+                if self._fabric.is_left():
+                    raise RuntimeError("trainer rank 0 has left in the middle of a transfer")
+                ask_s = now_s + _ASK_EVERY_S
             time.sleep(_POLL_S)
 
     def close(self) -> None:

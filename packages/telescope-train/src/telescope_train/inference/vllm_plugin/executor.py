@@ -23,13 +23,12 @@ class Answer(NamedTuple):
     """The text of the exception that ended the call; None = it has a result."""
 
 
-def answer(
-    worker: Any, method: str, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> Answer:
+def answer(worker: Any, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Answer:
     """Call a method of a worker, in its process."""
     try:
         return Answer(getattr(worker, method)(*arguments, **named))
-    except Exception as error:  # noqa: BLE001 - as vLLM does it: the engine decides what follows
+    except Exception as error:
+        # As vLLM does it: the engine decides what follows.
         _LOGGER.exception("WorkerProc hit an exception.")
         return Answer(None, str(error) or type(error).__name__)
 
