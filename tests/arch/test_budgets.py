@@ -52,6 +52,9 @@ BROAD_EXCEPT = {
     "packages/telescope-train/src/telescope_train/models/attention/choice.py": (
         "compilers of kernels have exceptions of their own: the next kind of attention is tried"
     ),
+    "packages/telescope-train/src/telescope_train/inference/vllm_plugin/executor.py": (
+        "every worker of a server answers, whatever has ended its call"
+    ),
     "packages/telescope-cli/src/telescope_cli/main.py": "the top of the command line",
     "packages/telescope-cli/src/telescope_cli/env/install.py": (
         "raised again in the main thread, which waits for it"

@@ -18,8 +18,7 @@ from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE
 _POLL_S = 0.001
 _ASK_EVERY_S = 0.5
 """Seconds between two questions to the store, each of which is a message to rank 0."""
-_LEFT = "telescope-has-left"
-"""Key that rank 0 sets in the store as it leaves."""
+_LEFT = "telescope-has-left"  # the key that rank 0 sets in the store as it leaves
 
 
 class Fabric(Protocol):

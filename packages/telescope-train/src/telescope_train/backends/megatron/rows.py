@@ -38,8 +38,8 @@ class RankRow:
     sequences: Sequences
     """The sequences of the whole row."""
     starts: torch.Tensor
-    """[S + 1] int32, their borders, where the library's layers read them: its rotations read every
-    length in every layer, and would wait for a GPU; Transformer Engine's attention reads there."""
+    """[S + 1] int32, their borders, where the library's layers read them: rotations on the host, in
+    every layer, and Transformer Engine's attention on the GPU."""
     order: ContextOrder | None
     """None = this rank has the whole row."""
     trained_M: NDArray[np.int64]

@@ -16,19 +16,17 @@ _LOGGER = logging.getLogger("vllm.v1.executor.multiproc_executor")
 
 
 class Answer(NamedTuple):
-    """The outcome of a call in one worker."""
+    """The outcome of a call in one worker: its result, or the text of an exception."""
 
     result: Any
     error: str | None = None
-    """The text of the exception that ended the call; None = it has a result."""
 
 
 def answer(worker: Any, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Answer:
     """Call a method of a worker, in its process."""
     try:
         return Answer(getattr(worker, method)(*arguments, **named))
-    except Exception as error:
-        # As vLLM does it: the engine decides what follows.
+    except Exception as error:  # as in vLLM: the engine decides what follows
         _LOGGER.exception("WorkerProc hit an exception.")
         return Answer(None, str(error) or type(error).__name__)
 
@@ -49,10 +47,7 @@ class EveryAnswer(MultiprocExecutor):
         if options or not isinstance(method, str):
             return super().collective_rpc(method, timeout, args, kwargs, **options)
         answers = super().collective_rpc(answer, timeout, (method, args, kwargs or {}))
-        for one in answers:
-            if one.error is not None:
-                raise RuntimeError(
-                    f"Worker failed with error '{one.error}', please check the stack trace above "
-                    "for the root cause"
-                )
+        errors = [one.error for one in answers if one.error is not None]
+        if errors:
+            raise RuntimeError(f"Worker failed with error '{errors[0]}'; its traceback is above")
         return [one.result for one in answers]
