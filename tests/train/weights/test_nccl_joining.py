@@ -1,12 +1,17 @@
 """NCCL itself has no deadline for joining; a stand-in for it waits for ever here."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import torch
+from tests.ports import free_port
 from torch.distributed import TCPStore
 
+from telescope_train.backends.transfer import Place, Wire
 from telescope_train.weights.nccl import Communicator, join_within
 
 
@@ -50,6 +55,17 @@ def test_what_is_aborted_is_the_group_as_far_as_it_has_come():
     joining._communicator = reduces
     joining._abort_joining()
     assert destroyed == ["reduces"]
+
+
+@pytest.mark.engine
+def test_a_member_that_has_no_nccl_does_not_join():
+    """vLLM's communicator is silent then, and digests would tell that wrong weights arrived."""
+    place = Place(wire=Wire(transport="nccl"), host="127.0.0.1", port=free_port(), world_size=2)
+    join = partial(Communicator, place, device=torch.device("cpu"))
+    with ThreadPoolExecutor(2) as threads:
+        for found in [threads.submit(join, rank=rank) for rank in range(2)]:
+            with pytest.raises(RuntimeError, match="finds no NCCL"):
+                found.result(timeout=300)
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -77,6 +77,8 @@ class Communicator:
                 lambda: self._communicator.__init__(group, device=device),
                 abort=self._abort_joining,
             )
+        if self._communicator.disabled:  # it would send nothing, without a word
+            raise RuntimeError("vLLM finds no NCCL that it may use; is VLLM_DISABLE_PYNCCL set?")
 
     def _abort_joining(self) -> None:
         if hasattr(self._communicator, "comm"):
