@@ -38,7 +38,7 @@ class Network(NamedTuple):
         name = interface_of(self.address(), addresses_by_interface())
         if name is None:
             return {}
-        wanted = dict.fromkeys(INTERFACE_VARIABLES, name)
+        wanted = dict[str, str].fromkeys(INTERFACE_VARIABLES, name)
         # On one machine NCCL uses its GPUs' own links, and finds itself.
         if not self.is_local:
             # NCCL takes a name for the beginning of names: eth1 would be eth10 to eth19 as well.

@@ -98,7 +98,7 @@ class Communicator:
     def is_left(self) -> bool:
         """Return whether rank 0 has left, or died, of which NCCL tells nobody."""
         try:
-            return self._store.check([_LEFT])
+            return bool(self._store.check([_LEFT]))
         except RuntimeError:
             return True  # the store is in the process of rank 0
 
