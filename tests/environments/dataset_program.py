@@ -1,7 +1,8 @@
 """Loads environments of datasets in a process of its own, since `datasets` reads variables once.
 
-`python -m tests.environments.dataset_program CASES` prints, for each `[factory, settings]` in the
-JSON text CASES, the examples of every split and what scripted answers earn with them.
+`python -m tests.environments.dataset_program CASES KINDS` prints, for each `[factory, settings]` in
+the JSON text CASES, the examples of every split and what scripted answers earn with them: those of
+the kinds in the JSON text KINDS. Junk, which is long, is tried on the first example of a split.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ async def earned(environment: Environment, example: Example, text: str) -> dict:
     return {"reward": scored.reward, "metrics": dict(scored.metrics)}
 
 
-async def played(environment: Environment, example: Example, other: Example) -> dict:
+async def played(
+    environment: Environment, example: Example, other: Example, kinds: set[str]
+) -> dict:
     opening = environment.initial_messages(example)
     gold = environment.gold_answer(example) or ""
     texts = {
@@ -45,11 +48,15 @@ async def played(environment: Environment, example: Example, other: Example) -> 
         "answer": example.answer,
         "info": dict(example.info),
         "gold": gold,
-        "earned": {kind: await earned(environment, example, text) for kind, text in texts.items()},
+        "earned": {
+            kind: await earned(environment, example, text)
+            for kind, text in texts.items()
+            if kind in kinds
+        },
     }
 
 
-async def told(factory: str, settings: dict) -> dict:
+async def told(factory: str, settings: dict, kinds: set[str]) -> dict:
     environment = load_environment_class(factory).from_settings(settings)
     splits = {}
     try:
@@ -57,7 +64,12 @@ async def told(factory: str, settings: dict) -> dict:
             source = await asyncio.to_thread(environment.fetcher.source, split)
             examples = [source.example(index) for index in range(source.num_examples)]
             splits[split] = [
-                await played(environment, one, examples[(at + 1) % len(examples)])
+                await played(
+                    environment,
+                    one,
+                    examples[(at + 1) % len(examples)],
+                    kinds - ({"junk"} if at else set()),
+                )
                 for at, one in enumerate(examples)
             ]
         return {
@@ -71,9 +83,9 @@ async def told(factory: str, settings: dict) -> dict:
         await environment.close()
 
 
-async def main(cases: list) -> None:
-    print(json.dumps([await told(factory, settings) for factory, settings in cases]))
+async def main(cases: list, kinds: set[str]) -> None:
+    print(json.dumps([await told(factory, settings, kinds) for factory, settings in cases]))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))
+    asyncio.run(main(json.loads(sys.argv[1]), set(json.loads(sys.argv[2]))))

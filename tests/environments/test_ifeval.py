@@ -4,7 +4,12 @@ import json
 import time
 
 import pytest
-from tests.environments.dataset_runs import ENVIRONMENTS, run_cases
+from tests.environments.dataset_runs import (
+    ENVIRONMENTS,
+    run_cases,
+    same_in_another_process,
+    unplayed,
+)
 
 from telescope_core import Message, Rollout, Split
 from telescope_core.errors import ConfigError
@@ -195,10 +200,8 @@ def test_loose_forgives_first_and_last_lines_and_stars():
 @pytest.mark.slow
 def test_rows_over_the_hub(tmp_path):
     with FixtureHub(ROWS) as hub:
-        first, second = (
-            run_cases([[FACTORY, {}]], hub.environ(tmp_path), hash_seed=seed)[0] for seed in (1, 2)
-        )
-    assert first == second
+        [first], [second] = same_in_another_process([[FACTORY, {}]], hub.environ(tmp_path))
+    assert unplayed(first) == second
     assert first["revisions"] == {DATASET: REVISION}
     assert any(f"/resolve/{REVISION}/" in path for path in hub.requested)
     assert list(first["splits"]) == ["eval"]
@@ -218,7 +221,8 @@ def test_rows_over_the_hub(tmp_path):
 @pytest.mark.slow
 def test_a_local_file_needs_no_network(tmp_path):
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-    (told,) = run_cases([[FACTORY, {"path": str(TABLE), "score": "instruction"}]], offline)
+    case = [FACTORY, {"path": str(TABLE), "score": "instruction"}]
+    (told,) = run_cases([case], offline, kinds=("echo",))
     assert (told["revisions"], told["network"]) == ({}, "none")
     shares = {one["earned"]["echo"]["reward"] for one in told["splits"]["eval"]}
     assert shares <= {0.0, 1 / 3, 0.5, 2 / 3}

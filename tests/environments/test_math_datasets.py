@@ -4,7 +4,13 @@ import json
 import re
 
 import pytest
-from tests.environments.dataset_runs import ENVIRONMENTS, run_cases
+from tests.environments.dataset_runs import (
+    ENVIRONMENTS,
+    KINDS,
+    run_cases,
+    same_in_another_process,
+    unplayed,
+)
 
 from telescope_core import Split
 from telescope_core.errors import ConfigError, EnvironmentLoadError
@@ -24,10 +30,8 @@ CASES = [[FACTORY, {"dataset": name}] for name in PRESETS]
 def over_the_hub(tmp_path_factory):
     """What two processes with different hash seeds saw of every preset, and what was asked for."""
     with FixtureHub(ROWS) as hub:
-        seen = [
-            run_cases(CASES, hub.environ(tmp_path_factory.mktemp("home")), hash_seed=seed)
-            for seed in (1, 2)
-        ]
+        variables = hub.environ(tmp_path_factory.mktemp("home"))
+        seen = same_in_another_process(CASES, variables)
     told = dict(zip(PRESETS, zip(*seen, strict=True), strict=True))
     return told, hub.requested
 
@@ -38,6 +42,7 @@ def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(over_the_hub, nam
     told = over_the_hub[0][name][0]
     examples = [one for found in told["splits"].values() for one in found]
     assert len(examples) >= 10
+    assert {kind for one in examples for kind in one["earned"]} == set(KINDS)
     for one in examples:
         rewards = {kind: found["reward"] for kind, found in one["earned"].items()}
         assert rewards.pop("gold") == 1.0, one
@@ -48,7 +53,7 @@ def test_gold_reaches_the_maximum_and_cheats_stay_at_the_floor(over_the_hub, nam
 @pytest.mark.parametrize("name", PRESETS)
 def test_ids_are_the_same_in_two_processes_and_splits_are_disjoint(over_the_hub, name):
     first, second = over_the_hub[0][name]
-    assert first == second
+    assert unplayed(first) == second
     ids = {split: {one["id"] for one in found} for split, found in first["splits"].items()}
     assert set(ids) == ({"train", "eval"} if name in TRAINING else {"eval"})
     assert not ids.get("train", set()) & ids["eval"]
@@ -91,20 +96,15 @@ def test_columns_are_read_as_each_dataset_has_them(over_the_hub):
 
 
 @pytest.mark.slow
-def test_a_local_file_takes_the_place_of_the_dataset(tmp_path):
+def test_a_local_file_takes_the_place_of_a_hub_that_cannot_be_reached(tmp_path):
     lines = (ROWS / "math-ai/aime25/test.jsonl").read_text()
     (tmp_path / "own.jsonl").write_text(lines)
     settings = {"dataset": "aime-2025", "path": str(tmp_path / "own.jsonl")}
     offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
-    (told,) = run_cases([[FACTORY, settings]], offline)
-    assert len(told["splits"]["eval"]) == len(lines.splitlines())
-    assert (told["revisions"], told["network"]) == ({}, "none")
-
-
-@pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_is_one_message(tmp_path):
-    offline = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
-    (told,) = run_cases([[FACTORY, {"dataset": "math500"}]], offline)
+    cases = [[FACTORY, settings], [FACTORY, {"dataset": "math500"}]]
+    own, told = run_cases(cases, offline)
+    assert len(own["splits"]["eval"]) == len(lines.splitlines())
+    assert (own["revisions"], own["network"]) == ({}, "none")
     assert all(named in told["error"] for named in ("'test'", "'HuggingFaceH4/MATH-500'"))
     assert "local folder" in told["error"], "what can be done"
     assert "splits" not in told
