@@ -24,6 +24,7 @@ from telescope_core import RolloutStatus, Split
 from telescope_core.errors import EndpointError
 from telescope_core.open import open_environment
 from telescope_core.scripted import ScriptedClient
+from telescope_envs.install.adapted import link_adapted
 
 LIMIT_S = 2900
 NUM_AT_ONCE = 6
@@ -88,10 +89,15 @@ def telescope(*arguments: str, folder: Path | None = None) -> subprocess.Complet
 
 
 def link(name: str, *options: str) -> str:
-    """Link `name`; returns the Python of its framework."""
-    done = telescope("env", "link", name, *options, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["python"]
+    """Link `name` as the command with these options does; returns the Python of its framework."""
+    given = list(zip(options[::2], options[1::2], strict=True))
+    assert {option for option, _ in given} <= {"--with", "--settings", "--allow-sdist"}
+    return link_adapted(
+        name,
+        packages=[value for option, value in given if option == "--with"],
+        settings=json.loads(dict(given).get("--settings", "{}")),
+        allow_sdist=[value for option, value in given if option == "--allow-sdist"],
+    ).interpreter
 
 
 def by_itself(python: str, program: str, *arguments: str):
@@ -191,12 +197,12 @@ async def model_endpoint(server: str, answer: Callable[[dict[str, Any], Choose],
 
 
 @contextmanager
-def serving(scheme: str, command: Sequence[str | Path], folder: Path | None = None):
-    """Yield the name of an environment that a program serves, whose first line is its port."""
+def serving(command: Sequence[str | Path], folder: Path | None = None):
+    """Yield the table that is the first line of a program, which serves until the end."""
     server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        yield f"{scheme}:http://127.0.0.1:{int(server.stdout.readline())}"
+        yield json.loads(server.stdout.readline())
     finally:
         server.kill()
         server.communicate()

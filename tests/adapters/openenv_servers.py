@@ -1,8 +1,9 @@
-"""Servers of the real OpenEnv package, run in its virtual environment: prints the port.
+"""Servers of the real OpenEnv package in its virtual environment, all in one process.
 
-argv: which server, and how many sessions it has room for.
+Prints their ports by name, and what `itself` returns for the two lists that are its arguments.
 """
 
+import asyncio
 import json
 import random
 import socket
@@ -179,11 +180,12 @@ class Tools(MCPEnvironment):
 
 
 SERVERS = {
-    "guess": (GuessServer, Guess, Hint),
-    "higher": (HigherServer, Said, Seen),
-    "hints": (HintsServer, Said, Seen),
-    "tools": (Tools, CallToolAction, CallToolObservation),
+    "guess": (GuessServer, Guess, Hint, 1),
+    "higher": (HigherServer, Said, Seen, 4),
+    "hints": (HintsServer, Said, Seen, 4),
+    "tools": (Tools, CallToolAction, CallToolObservation, 4),
 }
+"""What each has of its own, and for how many sessions there is room: one is usual."""
 
 
 def itself(seeds, guesses):
@@ -201,13 +203,19 @@ def itself(seeds, guesses):
     return totals
 
 
+async def main():
+    ports, serving = {}, []
+    for name, (*kinds, rooms) in SERVERS.items():
+        app = create_fastapi_app(*kinds, max_concurrent_envs=rooms, env_name="guess")
+        bound = socket.create_server(("127.0.0.1", 0))
+        ports[name] = bound.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        serving.append(server.serve(sockets=[bound]))
+    print(
+        json.dumps({"ports": ports, "itself": itself(*map(json.loads, sys.argv[1:]))}), flush=True
+    )
+    await asyncio.gather(*serving)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "itself":
-        print(json.dumps(itself(json.loads(sys.argv[2]), json.loads(sys.argv[3]))))
-        sys.exit()
-    made, action, observation = SERVERS[sys.argv[1]]
-    rooms = int(sys.argv[2])
-    app = create_fastapi_app(made, action, observation, max_concurrent_envs=rooms, env_name="guess")
-    bound = socket.create_server(("127.0.0.1", 0))
-    print(bound.getsockname()[1], flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[bound])
+    asyncio.run(main())

@@ -1,6 +1,7 @@
-"""Servers of the package `openreward`, run in its virtual environment: prints the port.
+"""Servers of the package `openreward` in its virtual environment: prints their ports.
 
-argv: "guess", or the folder that `orwd init` wrote; or "itself" and what is called for each task.
+argv: the folder that `orwd init` wrote, which one of them serves, and what `itself` calls for each
+task, whose rewards it prints as well.
 """
 
 import asyncio
@@ -64,21 +65,25 @@ async def itself(rollouts):
     return totals
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "itself":
-        print(json.dumps(asyncio.run(itself(json.loads(sys.argv[2])))))
-        sys.exit()
-    if sys.argv[1] == "guess":
-        kind = Guess
-    else:
-        module = runpy.run_path(f"{sys.argv[1]}/server.py")
-        [kind] = [
-            one
-            for one in module.values()
-            if isinstance(one, type) and issubclass(one, Environment) and one is not Environment
-        ]
-    bound = socket.create_server(("127.0.0.1", 0))
-    print(bound.getsockname()[1], flush=True)
+async def main():
+    module = runpy.run_path(f"{sys.argv[1]}/server.py")
+    [written] = [
+        one
+        for one in module.values()
+        if isinstance(one, type) and issubclass(one, Environment) and one is not Environment
+    ]
+    ports, serving = {}, []
+    for name, kind in (("guess", Guess), ("written", written)):
+        bound = socket.create_server(("127.0.0.1", 0))
+        ports[name] = bound.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(Server([kind]).app, log_level="error"))
+        serving.append(server.serve(sockets=[bound]))
+    totals = await itself(json.loads(sys.argv[2]))
+    print(json.dumps({"ports": ports, "itself": totals}), flush=True)
     # The package writes a line for each request, and nobody reads on.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    uvicorn.Server(uvicorn.Config(Server([kind]).app, log_level="error")).run(sockets=[bound])
+    await asyncio.gather(*serving)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from tests.adapters.linking import by_itself, keeps_contract, link, opened, play
 
 from telescope_adapters.gymnasium import uncolored
 from telescope_core import Split, StopReason
+from telescope_core.errors import TelescopeError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 LAKE, GUESS = "gym:FrozenLake-v1", "textarena:GuessTheNumber-v0"
@@ -256,17 +257,19 @@ async def test_an_eval_plays_a_linked_environment(lake, tmp_path):
 
 
 def test_names_that_are_no_environment_list_the_nearest(lake, guess):
+    done = telescope("env", "link", "gym:FrozenLke-v1")
+    assert done.returncode
+    assert "'FrozenLake-v1'" in done.stderr, done.stderr
     for name, meant in (
-        ("gym:FrozenLke-v1", "'FrozenLake-v1'"),
         ("gyn:FrozenLake-v1", "'gym'"),
         ("textarena:GessTheNumber-v0", "'GuessTheNumber-v0'"),
         ("textarena:TicTacToe-v0", "--settings '{\"players\": 2}'"),
         ("textarena:QuantumTicTacToe-v0", "env.players = 1 (it has 2 players)"),
         ("gym:Blackjack-v1", '--settings \'{"observation": "value"}\''),
     ):
-        done = telescope("env", "link", name)
-        assert done.returncode
-        assert meant in done.stderr, done.stderr
+        with pytest.raises(TelescopeError) as refused:
+            link(name)
+        assert meant in str(refused.value)
 
 
 def test_other_versions_are_refused_with_what_to_do(home):
@@ -276,7 +279,8 @@ def test_other_versions_are_refused_with_what_to_do(home):
 
 
 def test_a_link_is_listed_and_removed(home):
-    link("gym:CliffWalking-v1")
+    done = telescope("env", "link", "gym:CliffWalking-v1")
+    assert done.returncode == 0, done.stderr
     listed = telescope("env", "list", "--installed").stdout
     assert "gym:CliffWalking-v1" in listed
     assert telescope("env", "uninstall", "gym:CliffWalking-v1").returncode == 0

@@ -5,15 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.adapters.linking import (
-    by_itself,
-    keeps_contract,
-    link,
-    opened,
-    played,
-    serving,
-    telescope,
-)
+from tests.adapters.linking import keeps_contract, link, opened, played, serving, telescope
 
 from telescope_core import Completion, Message, RolloutStatus, Split, StopReason, ToolCall
 from telescope_envs.install.adapted import environment_for
@@ -21,32 +13,32 @@ from telescope_envs.install.adapted import environment_for
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 SERVERS = Path(__file__).with_name("openenv_servers.py")
 GUESSES = [str(n) for n in (4, 2, 6, 1, 3, 5, 7, 8)]
+SEEDS = list(range(1, 21, 2))
 WRONG = "9"
 WIDE = {"reward_min": -1.0}
 
 
 @pytest.fixture(scope="module")
-def python(home):
-    """The Python of a virtual environment with the package of OpenEnv."""
-    return str(environment_for("openenv", ["openenv==0.10.0"]).python)
+def servers(home):
+    """Servers of the package of OpenEnv, in its virtual environment, and what `itself` gave."""
+    python = environment_for("openenv", ["openenv==0.10.0"]).python
+    with serving([python, SERVERS, json.dumps(SEEDS), json.dumps(GUESSES)]) as told:
+        names = {name: f"openenv:http://127.0.0.1:{at}" for name, at in told["ports"].items()}
+        yield names, told["itself"]
 
 
 @pytest.fixture(scope="module")
-def guess(python):
+def guess(servers):
     """A server with room for one session, as is usual."""
-    with serving("openenv", [python, SERVERS, "guess", "1"]) as name:
-        yield name
+    return servers[0]["guess"]
 
 
-async def test_a_server_with_one_session_keeps_the_contract(guess, python):
+async def test_a_server_with_one_session_keeps_the_contract(servers, guess):
     link(guess, "--settings", json.dumps(WIDE))
-    seeds = list(range(1, 21, 2))
-    theirs = by_itself(
-        python, SERVERS.read_text(), "itself", json.dumps(seeds), json.dumps(GUESSES)
-    )
+    theirs = servers[1]
     async with opened(guess) as client:
         await keeps_contract(client, GUESSES, theirs[0])
-        ours = [(await played(client, GUESSES, index=i)).reward for i in range(len(seeds))]
+        ours = [(await played(client, GUESSES, index=i)).reward for i in range(len(SEEDS))]
     assert ours == theirs
 
 
@@ -79,16 +71,15 @@ async def test_a_server_that_fails_is_no_reward(guess):
         assert (await played(client, GUESSES, rollout=2)).status is RolloutStatus.KEPT
 
 
-async def test_tools_are_offered_and_called(python):
+async def test_tools_are_offered_and_called(servers):
     call = ToolCall(id="c", name="add", arguments='{"a": 1, "b": 2}')
     wrong = ToolCall(id="d", name="add", arguments="[1")
     said = Completion(
         message=Message(role="assistant", content="", tool_calls=(call, wrong)),
         finish_reason="tool_calls",
     )
-    with serving("openenv", [python, SERVERS, "tools", "4"]) as name:
-        async with opened(name) as client:
-            rollout = await played(client, [said, "3"])
+    async with opened(servers[0]["tools"]) as client:
+        rollout = await played(client, [said, "3"])
     assert rollout.error is None
     results = [message.content for message in rollout.messages if message.role == "tool"]
     assert results[0] == "3"
@@ -96,19 +87,19 @@ async def test_tools_are_offered_and_called(python):
     assert rollout.stop_reason is StopReason.COMPLETED
 
 
-async def test_a_game_of_several_players_is_a_match(python):
+async def test_a_game_of_several_players_is_a_match(servers):
     def numbers(messages):
         return {"player-0": "3", "player-1": "5"}[messages[0].content.split()[-1].rstrip(".")]
 
-    with serving("openenv", [python, SERVERS, "higher", "4"]) as name:
-        async with opened(name, {**WIDE, "players": 2}) as client:
-            rollout = await played(client, numbers)
-            assert rollout.error is None
-            drawn = await played(client, ["4", "4"], rollout=1)
-        async with opened(name, {**WIDE, "players": 3}) as client:
-            other = await played(client, numbers, rollout=2)
-        async with opened(name, WIDE) as client:
-            alone = await played(client, ["3", "5"], rollout=3)
+    name = servers[0]["higher"]
+    async with opened(name, {**WIDE, "players": 2}) as client:
+        rollout = await played(client, numbers)
+        assert rollout.error is None
+        drawn = await played(client, ["4", "4"], rollout=1)
+    async with opened(name, {**WIDE, "players": 3}) as client:
+        other = await played(client, numbers, rollout=2)
+    async with opened(name, WIDE) as client:
+        alone = await played(client, ["3", "5"], rollout=3)
     assert rollout.metrics["seat_reward/player-0"] == -1.0
     assert rollout.metrics["seat_reward/player-1"] == 1.0
     assert rollout.reward == 0.0
@@ -120,16 +111,15 @@ async def test_a_game_of_several_players_is_a_match(python):
     assert "for 2 players" in alone.error
 
 
-async def test_a_player_is_told_what_is_new_whether_or_not_a_game_repeats_it(python):
+async def test_a_player_is_told_what_is_new_whether_or_not_a_game_repeats_it(servers):
     told = {}
-    with serving("openenv", [python, SERVERS, "hints", "4"]) as name:
-        async with opened(name) as client:
-            # Seeds of one split are odd, and those of the other one even.
-            for split in Split:
-                rollout = await played(client, ["1", "2", "3"], split=split)
-                assert (rollout.error, rollout.reward) == (None, 1.0)
-                said = [one.content for one in rollout.messages if one.role == "user"]
-                told[said[0]] = said[1:]
+    async with opened(servers[0]["hints"]) as client:
+        # Seeds of one split are odd, and those of the other one even.
+        for split in Split:
+            rollout = await played(client, ["1", "2", "3"], split=split)
+            assert (rollout.error, rollout.reward) == (None, 1.0)
+            said = [one.content for one in rollout.messages if one.role == "user"]
+            told[said[0]] = said[1:]
     assert told == {
         "Guess 1 or 2.": ["Not that one."] * 2,
         "[GAME] Guess 1 or 2.": [f"[Player] {n}\n[GAME] Not that one." for n in (1, 2)],

@@ -4,7 +4,6 @@ A server of the tests says what no published one can be made to say; the package
 serves in a virtual environment of its own.
 """
 
-import asyncio
 import json
 import math
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.adapters.calling import calls
-from tests.adapters.linking import by_itself, keeps_contract, link, opened, played, serving
+from tests.adapters.linking import keeps_contract, link, opened, played, serving
 
 from telescope_adapters import ors
 from telescope_adapters.ors import OrsEnvironment
@@ -28,6 +27,8 @@ SERVERS = Path(__file__).with_name("ors_servers.py")
 TASKS = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 RIGHT = [calls(("add", {"a": 1, "b": 2})), calls(("answer", {"value": 3}))]
 _IN_SESSION = ("/sums/messages", "/sums/task_tools", "/sums/call")
+SAID = [[("look", {})], [("guess", {"number": 3})], [("guess", {"number": 5})]]
+"""What a policy calls of the server `Guess`."""
 RIGHTLY = "it is  right  it is  right  it is  right"
 TEXT = {"type": "text", "text": "What is  1 + 2?"}
 
@@ -289,25 +290,28 @@ async def test_what_the_server_does_not_have_is_refused_with_what_it_has():
 
 
 @pytest.fixture(scope="module")
-def python(home):
-    """The Python of a virtual environment with the package."""
-    return str(environment_for("ors", ["openreward==0.1.167"]).python)
+def servers(home, tmp_path_factory):
+    """Servers of the package in its virtual environment, and what `itself` gave for `SAID`."""
+    folder = tmp_path_factory.mktemp("ors")
+    python = environment_for("ors", ["openreward==0.1.167"]).python
+    init = [python.with_name("orwd"), "init", "basic_room"]
+    subprocess.run(init, cwd=folder, check=True, capture_output=True)
+    asked = json.dumps([[0, SAID], [1, SAID]])
+    with serving([python, SERVERS, "basic_room", asked], folder) as told:
+        names = {name: f"ors:http://127.0.0.1:{at}" for name, at in told["ports"].items()}
+        yield names, told["itself"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("home")
-async def test_environments_of_the_package_keep_the_contract(python, tmp_path):
-    said = [[("look", {})], [("guess", {"number": 3})], [("guess", {"number": 5})]]
-    asked = json.dumps([[0, said], [1, said]])
-    theirs = by_itself(python, SERVERS.read_text(), "itself", asked)
-    replies = [calls(*one) for one in said]
-    with serving("ors", [python, SERVERS, "guess"], tmp_path) as name:
-        link(name, "--settings", json.dumps({"reward_min": -1.0}))
-        async with opened(name) as client:
-            await keeps_contract(client, replies, theirs[0])
-            ours = [(await played(client, replies, index=index)).reward for index in range(2)]
-            broken = await played(client, [calls(("guess", {"number": 13}))])
-            odd = await played(client, [calls(("guess", {"number": "x"})), *replies])
+async def test_environments_of_the_package_keep_the_contract(servers):
+    names, theirs = servers
+    name, replies = names["guess"], [calls(*one) for one in SAID]
+    link(name, "--settings", json.dumps({"reward_min": -1.0}))
+    async with opened(name) as client:
+        await keeps_contract(client, replies, theirs[0])
+        ours = [(await played(client, replies, index=index)).reward for index in range(2)]
+        broken = await played(client, [calls(("guess", {"number": 13}))])
+        odd = await played(client, [calls(("guess", {"number": "x"})), *replies])
     assert ours == theirs
     assert theirs[0] != theirs[1]
     assert (broken.status, broken.reward) == (RolloutStatus.FAILED, None)
@@ -316,17 +320,13 @@ async def test_environments_of_the_package_keep_the_contract(python, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("home")
-async def test_an_environment_that_the_package_writes_is_played_as_it_is(python, tmp_path):
-    init = [Path(python).with_name("orwd"), "init", "basic_room"]
-    await asyncio.to_thread(subprocess.run, init, cwd=tmp_path, check=True, capture_output=True)
-    answers = {Split.TRAIN: "4", Split.EVAL: "8"}
-    with serving("ors", [python, SERVERS, "basic_room"], tmp_path) as name:
-        made = OrsEnvironment.from_settings({"id": name.removeprefix("ors:")})
-        client = InProcessEnvironment(made, name=name)
-        for split, right in answers.items():
-            for answer in ("4", "8"):
-                said = [calls(("answer", {"answer": answer}))]
-                rollout = await played(client, said, split=split)
-                assert (rollout.reward, rollout.error) == (float(answer == right), None)
-        await client.close()
+async def test_an_environment_that_the_package_writes_is_played_as_it_is(servers):
+    name = servers[0]["written"]
+    made = OrsEnvironment.from_settings({"id": name.removeprefix("ors:")})
+    client = InProcessEnvironment(made, name=name)
+    for split, right in {Split.TRAIN: "4", Split.EVAL: "8"}.items():
+        for answer in ("4", "8"):
+            said = [calls(("answer", {"answer": answer}))]
+            rollout = await played(client, said, split=split)
+            assert (rollout.reward, rollout.error) == (float(answer == right), None)
+    await client.close()

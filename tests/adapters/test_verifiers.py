@@ -28,6 +28,10 @@ from served_echo import Echo, Rewrites
 from telescope_adapters.verifiers import VerifiersEnvironment
 from telescope_adapters.serving.verifiers_served import verifiers_environment
 from telescope_core.errors import TelescopeError
+from telescope_core.in_process import InProcessEnvironment
+from telescope_core.protocols import PlayRequest
+from telescope_core.scripted import ScriptedClient
+from telescope_core.types import Sampling, Split
 
 asked = []
 
@@ -69,14 +73,44 @@ async def served():
             "asked": asked, "rewritten": [rewritten["reward"], repr(rewritten["error"])],
             "sizes": [len(rows), len(held_out)], "error": repr(broken["error"])}
 
+def ours(**options):
+    made = VerifiersEnvironment.from_settings({"id": "sums", "options": options})
+    return InProcessEnvironment(made, name="verifiers:sums")
+
+async def play(kind, *replies):
+    request = PlayRequest(split=Split.TRAIN, example_index=0, group_id="g", index=0,
+                          sampling=Sampling(max_tokens=8), deadline_s=300.0)
+    one = await ours(kind=kind).play(request, ScriptedClient(replies).policy("r"))
+    shown = [[m.content for m in said] for said in one.conversations]
+    return {"status": one.status, "reward": one.reward, "reason": one.status_reason,
+            "error": one.error, "conversations": shown}
+
+async def without_eval():
+    client = ours(has_eval=False)
+    sizes = (await client.describe()).num_examples
+    return {split: [(await client.example(split, i)).answer for i in range(size)]
+            for split, size in sizes.items()}
+
 async def main():
-    answers, settings = map(json.loads, sys.argv[2:])
+    answers, settings, plays = map(json.loads, sys.argv[2:])
     return {"theirs": await theirs(answers), "served": await served(),
+            "plays": [await play(*one) for one in plays], "without eval": await without_eval(),
             "refused": list(map(refused, settings))}
 
 print(json.dumps(asyncio.run(main())))
 """
-"""What verifiers does by itself, and with an environment of ours; importing it takes seconds."""
+"""What verifiers does by itself, with an environment of ours, and with the adapter around it.
+
+All of it is in one process, since importing verifiers takes seconds.
+"""
+PLAYS = (
+    ("forgets", "no", "1"),
+    ("turns", "no", "1"),
+    ("breaks", "1"),
+    ("breaks", "1x"),
+    ("unset", "1"),
+)
+"""Kinds of `sums`, and what the policy says."""
 REFUSED = {
     "new-api": {"id": "new-api"},
     "group": {"id": "sums", "options": {"kind": "group"}},
@@ -93,8 +127,9 @@ def python(home):
 @pytest.fixture(scope="module")
 def told(python):
     """What the program says, which knows verifiers and the environments alone."""
-    asked = (json.dumps(ANSWERS), json.dumps(list(REFUSED.values())))
-    return by_itself(python, PROGRAM, str(Path(__file__).parent), *asked)
+    asked = map(json.dumps, (ANSWERS, list(REFUSED.values()), PLAYS))
+    found = by_itself(python, PROGRAM, str(Path(__file__).parent), *asked)
+    return {**found, "plays": dict(zip(PLAYS, found["plays"], strict=True))}
 
 
 def test_parts_of_a_message_are_lines_as_a_server_makes_them():
@@ -114,6 +149,11 @@ async def test_a_single_turn_keeps_the_contract_with_the_rewards_of_verifiers(to
         assert dict(about.num_examples) == {Split.TRAIN: 40, Split.EVAL: 5}
         assert about.success_threshold == 0.5, "what verifiers counts as solved"
         ours = [await played(client, [said], index=i) for i, said in enumerate(ANSWERS)]
+        message = Message(role="assistant", content="1")
+        filtered = await played(
+            client, [Completion(message=message, finish_reason="content_filter")]
+        )
+    assert filtered.reward == 1.0, "an answer that a content filter ended is scored"
     assert [[one.reward, one.metrics["length"]] for one in ours] == told["theirs"]
     assert {reward for reward, _ in told["theirs"]} == {0.0, 0.25, 1.0}
 
@@ -131,45 +171,27 @@ async def test_tools_are_called_by_their_environment(python):
     assert [m.content for m in rollout.messages if m.role == "tool"] == ["1"]
 
 
-async def test_an_answer_that_a_content_filter_ended_is_scored(python):
-    said = Completion(
-        message=Message(role="assistant", content="1"), finish_reason="content_filter"
-    )
-    async with opened(SUMS) as client:
-        assert (await played(client, [said])).reward == 1.0
-
-
-async def test_every_conversation_of_a_rewritten_history_is_kept(python):
-    async with opened(SUMS, {"options": {"kind": "forgets"}}) as client:
-        rollout = await played(client, ["no", "1"])
-    shown = [[one.content for one in said] for said in rollout.conversations]
+def test_every_conversation_of_a_rewritten_history_is_kept(told):
+    shown = told["plays"]["forgets", "no", "1"]["conversations"]
     assert shown == [["0+1=", "no"], ["A number, please.", "1"]]
-    async with opened(SUMS, {"options": {"kind": "turns"}}) as client:
-        assert (await played(client, ["no", "1"])).conversations == ()
+    assert told["plays"]["turns", "no", "1"]["conversations"] == []
 
 
-async def test_a_reward_function_that_raises_is_a_failure(python):
-    async with opened(SUMS, {"options": {"kind": "breaks"}}) as client:
-        failed = await played(client, ["1"])
-        assert (failed.status, failed.reward) == (RolloutStatus.FAILED, None)
-        assert "reward function breaks of sums raised ZeroDivisionError" in failed.error
-        assert "sums/__init__.py:23), which verifiers" in failed.error
-        assert (await played(client, ["1x"])).status is RolloutStatus.KEPT
-    async with opened(SUMS, {"options": {"kind": "unset"}}) as client:
-        failed = await played(client, ["1"])
-        assert failed.status_reason == "RewardError"
-        assert "reward function unset of sums gave nan" in failed.error
+def test_a_reward_function_that_raises_is_a_failure(told):
+    failed = told["plays"]["breaks", "1"]
+    assert (failed["status"], failed["reward"]) == (RolloutStatus.FAILED, None)
+    assert "reward function breaks of sums raised ZeroDivisionError" in failed["error"]
+    assert "sums/__init__.py:23), which verifiers" in failed["error"]
+    assert told["plays"]["breaks", "1x"]["status"] == RolloutStatus.KEPT
+    failed = told["plays"]["unset", "1"]
+    assert failed["reason"] == "RewardError"
+    assert "reward function unset of sums gave nan" in failed["error"]
 
 
-async def test_without_an_eval_set_a_hash_divides_the_rows(python):
-    async with opened(SUMS, {"options": {"has_eval": False}}) as client:
-        sizes = (await client.describe()).num_examples
-        ids = {
-            split: {(await client.example(split, i)).answer for i in range(size)}
-            for split, size in sizes.items()
-        }
-    assert sum(sizes.values()) == 40
-    assert not ids[Split.TRAIN] & ids[Split.EVAL]
+def test_without_an_eval_set_a_hash_divides_the_rows(told):
+    answers = told["without eval"]
+    assert sum(map(len, answers.values())) == 40
+    assert not set(answers[Split.TRAIN]) & set(answers[Split.EVAL])
 
 
 def test_ours_is_played_by_the_loop_of_verifiers(told):

@@ -48,14 +48,38 @@ async def main():
     await runner.cleanup()
     return rows
 
-print(json.dumps(asyncio.run(main())))
+from telescope_adapters.verifiers_tasks import VerifiersTasksEnvironment
+
+def refused(settings):
+    try:
+        VerifiersTasksEnvironment.from_settings(settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+rows = asyncio.run(main())
+print(json.dumps({"rows": rows, "refused": list(map(refused, json.loads(sys.argv[2])))}))
 """
 )
+REFUSED = {
+    "ConfigError: sums_tasks has endless tasks; set env.max_tasks": {"options": {"has_end": False}},
+    "ConfigError: sums_tasks: option 'no_such_option': ": {"options": {"no_such_option": 1}},
+    "option 'size': expected a valid integer, got 'x'": {"options": {"size": "x"}},
+    "EnvironmentLoadError: sums_tasks: harness 'bsh' not found": {"harness": "bsh"},
+    "EnvironmentLoadError: sum_tasks: taskset 'sum_tasks' not found": {"id": "sum_tasks"},
+}
+"""What is said of settings."""
 
 
 @pytest.fixture(scope="module")
 def python(home):
     return link(SUMS, *USED)
+
+
+@pytest.fixture(scope="module")
+def told(python):
+    """What one process says, since verifiers takes seconds to import."""
+    asked = [{"id": "sums_tasks", **settings} for settings in REFUSED.values()]
+    return by_itself(python, ITSELF, json.dumps(ANSWERS), json.dumps(asked))
 
 
 async def by_question(client) -> dict[str, tuple[Split, int]]:
@@ -68,9 +92,9 @@ async def by_question(client) -> dict[str, tuple[Split, int]]:
     return found
 
 
-async def test_a_taskset_keeps_the_contract_with_the_rewards_of_verifiers(python):
+async def test_a_taskset_keeps_the_contract_with_the_rewards_of_verifiers(told):
     """In one worker, since verifiers takes seconds to import."""
-    theirs = by_itself(python, ITSELF, json.dumps(ANSWERS))
+    theirs = told["rows"]
     async with opened(SUMS) as client:
         places = await by_question(client)
         assert len(places) == 40
@@ -94,30 +118,6 @@ async def test_a_taskset_keeps_the_contract_with_the_rewards_of_verifiers(python
     assert "sums_tasks/__init__.py:16)" in failed.error
 
 
-REFUSED = """
-import json, sys
-from telescope_adapters.verifiers_tasks import VerifiersTasksEnvironment
-said = []
-for settings in json.loads(sys.argv[1]):
-    try:
-        VerifiersTasksEnvironment.from_settings(settings)
-    except Exception as error:
-        said.append(f"{type(error).__name__}: {error}")
-print(json.dumps(said))
-"""
-
-
-def test_what_cannot_be_played_is_refused_by_name(python):
-    meant = {
-        "ConfigError: sums_tasks has endless tasks; set env.max_tasks": {
-            "options": {"has_end": False}
-        },
-        "ConfigError: sums_tasks: option 'no_such_option': ": {"options": {"no_such_option": 1}},
-        "option 'size': expected a valid integer, got 'x'": {"options": {"size": "x"}},
-        "EnvironmentLoadError: sums_tasks: harness 'bsh' not found": {"harness": "bsh"},
-        "EnvironmentLoadError: sum_tasks: taskset 'sum_tasks' not found": {"id": "sum_tasks"},
-    }
-    asked = [{"id": "sums_tasks", **settings} for settings in meant.values()]
-    said = by_itself(python, REFUSED, json.dumps(asked))
-    for expected, came in zip(meant, said, strict=True):
+def test_what_cannot_be_played_is_refused_by_name(told):
+    for expected, came in zip(REFUSED, told["refused"], strict=True):
         assert expected in came
