@@ -1,7 +1,8 @@
 """Plays every first-party environment with scripted answers, in a process of its own.
 
 `python -m tests.contracts.first_party_program CASES` prints, for each `[factory, settings]` in the
-JSON text CASES, the ids of every split, and what gold answers and cheats earn on a few examples.
+JSON text CASES, the ids of every split, and what gold answers earn on a few examples. With `cheats`
+as another argument it also prints what cheats earn.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ os._exit(0)
 ```"""
 
 
-async def told(factory: str, settings: dict) -> dict:
+async def told(factory: str, settings: dict, cheats: bool) -> dict:
     client = InProcessEnvironment(
         load_environment_class(factory).from_settings(settings), name="it"
     )
@@ -40,7 +41,7 @@ async def told(factory: str, settings: dict) -> dict:
             "reward_max": about.reward_max,
             "success": about.success_threshold,
             "splits": {
-                split: await of_split(client, split, count)
+                split: await of_split(client, split, count, cheats)
                 for split, count in about.num_examples.items()
             },
         }
@@ -48,7 +49,9 @@ async def told(factory: str, settings: dict) -> dict:
         await client.close()
 
 
-async def of_split(client: InProcessEnvironment, split: Split, count: int | None) -> dict:
+async def of_split(
+    client: InProcessEnvironment, split: Split, count: int | None, has_cheats: bool
+) -> dict:
     ids = [
         (await client.example(split, index)).id
         for index in range(NUM_IDS if count is None else min(count, NUM_IDS))
@@ -56,7 +59,7 @@ async def of_split(client: InProcessEnvironment, split: Split, count: int | None
     indices = range(min(NUM_PLAYED, len(ids)))
     golds = [await client.gold(split, index) for index in indices]
     assert all(gold is not None for gold in golds)
-    cheats = [await cheated(client, split, index) for index in indices]
+    cheats = [await cheated(client, split, index) for index in indices if has_cheats]
     return {"ids": ids, "gold": [gold.reward for gold in golds], "cheats": cheats}
 
 
@@ -86,9 +89,9 @@ async def cheated(client: InProcessEnvironment, split: Split, index: int) -> dic
     return earned
 
 
-async def main(cases: list) -> None:
-    print(json.dumps([await told(factory, settings) for factory, settings in cases]))
+async def main(cases: list, cheats: bool) -> None:
+    print(json.dumps([await told(factory, settings, cheats) for factory, settings in cases]))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))
+    asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2:] == ["cheats"]))

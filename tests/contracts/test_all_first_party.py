@@ -37,20 +37,23 @@ def settings_of(name: str) -> dict:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory) -> tuple[dict, dict]:
-    """What two processes with different hash seeds saw of all environments, by name."""
+    """What two processes with different hash seeds saw of all environments, by name.
+
+    Cheats are tried in the first, since they take most of its time.
+    """
     cases = [[release.factory, settings_of(name)] for name, release in RELEASES.items()]
     command = [sys.executable, "-m", "tests.contracts.first_party_program", json.dumps(cases)]
     environ = {**os.environ, "HF_HOME": str(tmp_path_factory.mktemp("home"))}
     running = [
         subprocess.Popen(
-            command,
+            [*command, *cheats],
             env={**environ, "PYTHONHASHSEED": str(seed)},
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for seed in (1, 2)
+        for seed, cheats in ((1, ["cheats"]), (2, []))
     ]
     seen = []
     for process in running:
@@ -64,7 +67,8 @@ def told(tmp_path_factory) -> tuple[dict, dict]:
 @pytest.mark.parametrize("name", RELEASES)
 def test_two_processes_see_the_same_and_splits_are_disjoint(told, name):
     first, second = (one[name] for one in told)
-    assert first == second
+    told_twice = {split: {**found, "cheats": []} for split, found in first["splits"].items()}
+    assert {**first, "splits": told_twice} == second
     ids = [set(split["ids"]) for split in first["splits"].values()]
     assert sum(map(len, ids)) == len(set().union(*ids))
     assert all(len(split["ids"]) == len(set(split["ids"])) for split in first["splits"].values())

@@ -14,7 +14,7 @@ import pytest
 
 from telescope_core.evals.stats import mean_of_rewards, success_rate
 
-NUM_EVALS = 64
+NUM_EVALS = 32
 TASKS = (20, 64, 200, 500)
 CORRELATIONS = {"alike": 0.0, "beta 0.2": 0.2, "beta 0.6": 0.6}
 EASY = 0.9
