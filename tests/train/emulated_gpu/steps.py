@@ -24,6 +24,7 @@ from telescope_train.backends.step_loss import StepLoss
 from telescope_train.batches.packing import pack
 from telescope_train.batches.weighting import token_weights
 from telescope_train.config.schema import AlgorithmSection
+from telescope_train.diagnostics import rank_checks
 from telescope_train.models.tiny import character_tokenizer
 from telescope_train.trainer.worker import TrainerWorker
 
@@ -48,32 +49,33 @@ def save_model():
 
 
 def settings_of(case, kind):
-    halves = {"mixed_precision_dtype": "bfloat16"}
+    halves, alone = {"mixed_precision_dtype": "bfloat16"}, {"share_prefixes": False}
     if case == "bfloat16":
         settings = backend_settings(MODEL, records=True)
         settings = replace(settings, model=settings.model.model_copy(update=halves))
     elif case == "loaded whole":
         section = AlgorithmSection(kl_penalty_tau=0.1, use_tis=True)
-        settings = replace(backend_settings(WHOLE), algorithm=section)
+        settings = replace(backend_settings(WHOLE, **alone), algorithm=section)
         settings = replace(settings, model=settings.model.model_copy(update=halves))
     else:
         # Of a CPU, the optimizer cannot be moved there.
         moved = {"optimizer_cpu_offload": kind == "cuda"}
         adapted = {"use_lora": True, "lora_rank": 4, "gradient_checkpointing": "auto"}
         section = AlgorithmSection(kl_penalty_tau=0.1, use_tis=True)
-        settings = replace(backend_settings(MODEL, **moved, **adapted), algorithm=section)
+        settings = replace(backend_settings(MODEL, **moved, **adapted, **alone), algorithm=section)
     # As beside a resident server.
     return replace(settings, device=kind, gpu_share=0.5)
 
 
 def batches_of(*, share_prefixes):
-    """Return two rows of samples that begin alike; each token is a program of several kernels."""
-    shared, nothing = np.arange(SHARED, dtype=np.int32), np.full(SHARED, np.nan, dtype="f4")
+    """Return two rows of samples; each token is a program of several kernels."""
+    length = SHARED if share_prefixes else 0
+    shared, nothing = np.arange(length, dtype=np.int32), np.full(length, np.nan, dtype="f4")
     made = [
         replace(
             one,
             token_ids=np.concatenate([shared, one.token_ids]),
-            mask=np.concatenate([np.zeros(SHARED, dtype=bool), one.mask]),
+            mask=np.concatenate([np.zeros(length, dtype=bool), one.mask]),
             behavior_logprobs=np.concatenate([nothing, one.behavior_logprobs]),
         )
         for one in samples(3)
@@ -81,7 +83,7 @@ def batches_of(*, share_prefixes):
     (found,) = pack(
         made,
         token_weights(made, "token", max_tokens=64),
-        seq_len=70,
+        seq_len=40 + 2 * length,
         num_ranks=1,
         hidden_size=64,
         share_prefixes=share_prefixes,
@@ -167,6 +169,8 @@ def main():
     save_model()
     device.install()
     for case in sys.argv[2:]:
+        # Few tokens, as in the batches; a row holds the longest sample of the test of sharing.
+        rank_checks.LENGTHS = (16, 5) if case == "bfloat16" else (7, 5)
         host = trained(case, "cpu")
         with device.Emulated():
             gpu = trained(case, "cuda")
