@@ -1,17 +1,13 @@
-"""Print how the tensors of vLLM's models differ after an update from those of a fresh load.
+"""How the tensors of vLLM's models differ after an update from those of a fresh load.
 
-`python served_update.py PLACE FAMILY...` loads each model PLACE/FAMILY-0, sends it the weights in
-PLACE/FAMILY-1 twice, and prints the names of tensors that are not what a load of these gives, as
-JSON by family. Before the updates come transfers that break off, each after one more tensor, and
-their retries. It is a process of its own, because vLLM keeps process groups in globals.
+Before the updates come transfers that break off, each after one more tensor, and their retries.
 """
 
 import itertools
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,24 +15,48 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.models import ModelRegistry
 
 from telescope_train.weights.vllm_extension import TelescopeEngine
 
 
-def loaded(folder: str) -> tuple[Any, Any]:
-    """Return vLLM's model of `folder` and its settings."""
-    config = EngineArgs(
-        model=folder, enforce_eager=True, max_model_len=64, dtype="float32"
-    ).create_engine_config()
-    with set_current_vllm_config(config):
-        if not torch.distributed.is_initialized():
-            place = f"file://{tempfile.mkdtemp()}/meet"
+@contextmanager
+def one_process(config: Any) -> Iterator[None]:
+    """Make vLLM's process groups, which it keeps in globals, and end them."""
+    place = f"file://{tempfile.mkdtemp()}/meet"
+    try:
+        with set_current_vllm_config(config):
             init_distributed_environment(1, 0, place, 0, backend="gloo")
             initialize_model_parallel(1, 1)
-        return get_model(vllm_config=config), config
+        yield
+    finally:
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+def config_of(folder: str, more: dict[str, Any]) -> Any:
+    """Return vLLM's settings for the model of `folder`."""
+    (name,) = json.loads(Path(folder, "config.json").read_text())["architectures"]
+    lazy = ModelRegistry.models[name]
+    if hasattr(lazy, "load_model_cls"):
+        # A class is looked at here; one by name in another Python, which imports vLLM for it.
+        ModelRegistry.register_model(name, lazy.load_model_cls())
+    arguments = {"enforce_eager": True, "max_model_len": 64, "dtype": "float32", **more}
+    return EngineArgs(model=folder, **arguments).create_engine_config()
+
+
+def loaded(config: Any) -> Any:
+    """Return vLLM's model."""
+    with set_current_vllm_config(config):
+        return get_model(vllm_config=config)
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -67,10 +87,20 @@ def update(engine: TelescopeEngine, folder: str) -> None:
     engine.finish_weight_update()
 
 
-def differing(folder: str, other: str) -> list[str]:
-    model, config = loaded(folder)
+def differing(folder: str, other: str, **more: Any) -> list[str]:
+    """Return the tensors of the model of `folder` that are wrong after updates to `other` and back.
+
+    `more`: vLLM's arguments.
+    """
+    config = config_of(folder, more)
+    with one_process(config):
+        return _differing(folder, other, config, loaded(config_of(other, more)))
+
+
+def _differing(folder: str, other: str, config: Any, target: torch.nn.Module) -> list[str]:
+    model = loaded(config)
     first = {name: one.clone() for name, one in tensors(model).items()}
-    fresh = tensors(loaded(other)[0])
+    fresh = tensors(target)
     settings: Any = SimpleNamespace(
         parallel_config=config.parallel_config, model_config=config.model_config
     )
@@ -96,14 +126,3 @@ def differing(folder: str, other: str) -> list[str]:
     assert any(not torch.equal(one, first[name]) for name, one in tensors(model).items())
     compare(fresh, "")
     return found
-
-
-def main() -> None:
-    torch.accelerator.empty_cache = lambda: None  # as vLLM's worker for CPUs does
-    place, *families = sys.argv[1:]
-    found = {one: differing(f"{place}/{one}-0", f"{place}/{one}-1") for one in families}
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -69,10 +69,15 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def save_model(family: str, folder: Path, *, in_shards: bool = False, seed: int = 0) -> Path:
-    """Write a random model, in one file or in several; norms, biases and scales are random too."""
+def save_model(
+    family: str, folder: Path, *, in_shards: bool = False, seed: int = 0, **fields: Any
+) -> Path:
+    """Write a random model, in one file or in several; norms, biases and scales are random too.
+
+    `fields`: those of its config that are others than in `FAMILIES`.
+    """
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    config = getattr(transformers, f"{family}Config")(**{**FAMILIES[family], **fields})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
