@@ -72,10 +72,11 @@ def model_of(library: str):
     return reply
 
 
-async def answer_of(python: Path, library: str, endpoint: ChatEndpoint) -> str:
+async def answers_of(python: Path, library: str, *endpoints: ChatEndpoint) -> list[str]:
+    """Run the program of a library, whose imports take longer than its rollouts, once for all."""
     process = await asyncio.create_subprocess_exec(
         *(str(python), str(PROGRAMS), library),
-        *(endpoint.base_url, endpoint.api_key, endpoint.model),
+        *(word for one in endpoints for word in (one.base_url, one.api_key, one.model)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -96,20 +97,35 @@ async def opened():
     gateway = Gateway(model="policy")
     await gateway.start()
 
-    def open_rollout(library: str):
+    def open_rollout(library: str, index: int):
         renderer = make_renderer(keep_thinking=True)
         pool = ScriptedPool(renderer, model_of(library))
         source = TokenPolicySource(pool, renderer, max_model_len=None, gateway=gateway)
-        return source.policy("0.0/0", SAMPLING)
+        return source.policy(f"0.0/{index}", SAMPLING)
 
     yield open_rollout
     await gateway.close()
 
 
 @pytest.mark.parametrize("library", sorted(NUM_SAMPLES))
-async def test_three_turns_with_tools_are_trained_on(agents_python, opened, library):
-    policy = opened(library)
-    assert await answer_of(agents_python, library, policy.endpoint) == "10"
+async def test_three_turns_with_tools_are_trained_on_and_recorded_in_an_eval(
+    agents_python, opened, library
+):
+    trained, behind = opened(library, 0), opened(library, 1)
+    served = behind.endpoint
+    client = ChatClient(served.base_url, served.model, api_key=served.api_key)
+    async with forwarding(client) as policies:
+        evaluated = policies.policy("0/0", SAMPLING)
+        endpoints = (trained.endpoint, evaluated.endpoint)
+        assert await answers_of(agents_python, library, *endpoints) == ["10", "10"]
+        evaluated.close()
+    await client.close()
+    require_trained(library, trained)
+    require_recorded(library, evaluated, behind)
+
+
+def require_trained(library, policy) -> None:
+    """Assert that what was sampled is trained on, in as few samples as the library allows."""
     assert len(policy.turns) == 3
     rollout = Rollout(
         environment="sums", example_id="e", group_id="g", index=0, turns=tuple(policy.turns)
@@ -121,16 +137,8 @@ async def test_three_turns_with_tools_are_trained_on(agents_python, opened, libr
     assert policy.recorder.leaves_out_thinking is (library in ("langgraph", "openai_agents"))
 
 
-@pytest.mark.parametrize("library", sorted(NUM_SAMPLES))
-async def test_three_turns_with_tools_are_recorded_in_an_eval(agents_python, opened, library):
-    behind = opened(library)
-    served = behind.endpoint
-    client = ChatClient(served.base_url, served.model, api_key=served.api_key)
-    async with forwarding(client) as policies:
-        policy = policies.policy("0/0", SAMPLING)
-        assert await answer_of(agents_python, library, policy.endpoint) == "10"
-        policy.close()
-    await client.close()
+def require_recorded(library, policy, behind) -> None:
+    """Assert that an eval has recorded the turns that the model `behind` it has answered."""
     assert [turn.completion.finish_reason for turn in policy.turns][:2] == ["tool_calls"] * 2
     assert [turn.completion.num_prompt_tokens for turn in policy.turns] == [
         len(turn.completion.prompt_ids) for turn in behind.turns

@@ -24,7 +24,6 @@ from telescope_train.inference.server import SERVED_MODEL_NAME, ServerSettings, 
 from telescope_train.models.tiny import make_tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cli_runs import environment, train_command
 from taught import teach
 
 pytestmark = pytest.mark.engine
@@ -266,49 +265,3 @@ def test_evals_of_the_new_environments(
         assert metric is None or sum(row["metrics"][metric] for row in rows) > 0
         num_turns += sum(row["num_turns"] for row in rows)
     assert len(server_record(environ)) == num_turns
-
-
-OFFERS_TOOLS = """
-from telescope_core import Example, ToolConfig, ToolEnvironment, reward, tool
-
-
-class Offers(ToolEnvironment):
-    data = {split: [Example(id="1", prompt="1+1=", answer="2")] for split in ("train", "eval")}
-
-    class Config(ToolConfig):
-        tool_call_format: str = "native"
-
-    @tool
-    def add(self, a: int, b: int) -> int:
-        \"\"\"Add two numbers.\"\"\"
-        return a + b
-
-    @reward
-    def correct(self, completion, answer):
-        return completion == answer
-"""
-
-
-def test_tools_that_a_template_cannot_take_are_refused_before_a_server_starts(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    (tmp_path / "offers.py").write_text(OFFERS_TOOLS)
-    more = """
-[run]
-name = "refused"
-number_of_steps = 1
-[[environments]]
-name = "./offers.py:Offers"
-"""
-    done = subprocess.run(
-        train_command(tmp_path, tiny_model, more),
-        cwd=tmp_path,
-        env=environment({}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert "tool_call_parser" in done.stderr
-    assert not list((tmp_path / "runs" / "refused").glob("logs/inference-*"))

@@ -181,8 +181,9 @@ async def require_trained(name, client, gateway) -> None:
     assert trained == [one for ids in sampled for one in ids]
 
 
-@pytest.mark.parametrize("name", sorted(TOOL))
+@pytest.mark.parametrize("name", ["mini-swe-agent"])
 async def test_its_rollout_is_trained_on_exactly_what_was_sampled(name, client, gateway):
+    """The other program's are trained on in a container, and recorded in an eval here."""
     await require_trained(name, client, gateway)
 
 

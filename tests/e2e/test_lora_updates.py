@@ -246,10 +246,14 @@ async def test_the_first_small_update_arrives_whole(
         assert np.linalg.norm(followed - moved) < 0.02 * np.linalg.norm(moved)
 
 
+@pytest.mark.nightly
 async def test_small_updates_reach_a_bfloat16_engine_whole_on_average(
     bfloat16_model: Path, tmp_path: Path
 ) -> None:
-    """The noise of bfloat16 is there with every weight; the part of the update is what counts."""
+    """The noise of bfloat16 is there with every weight; the part of the update is what counts.
+
+    That of the weights that are sent is tested in `tests/train/models/test_lora.py`.
+    """
     settings = with_dtypes(
         backend_settings(bfloat16_model, learning_rate=SMALL_RATE, use_lora=True),
         model_dtype="float32",

@@ -1,4 +1,8 @@
-"""Rollouts in 8 bits over vLLM, where this machine's processors have such products."""
+"""Rollouts in 8 bits over vLLM, where this machine's processors have such products.
+
+That an update is rounded as a fresh load is, `test_weight_engine` shows; what weighs its tokens and
+what is refused, `tests/train/plan/test_quantization_checks.py`.
+"""
 
 import subprocess
 import sys
@@ -12,7 +16,7 @@ from telescope_train.models.device import cpu_has_amx
 sys.path.insert(0, str(Path(__file__).parent))
 from cli_runs import environment, train_command
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 LETTERS = """
 from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
@@ -44,7 +48,6 @@ inference_quantization = "fp8"
 """
 
 
-@pytest.mark.slow
 def test_a_run_samples_in_8_bits_and_weighs_its_tokens_or_is_refused(tmp_path, tiny_model):
     (tmp_path / "letters.py").write_text(LETTERS)
     done = subprocess.run(

@@ -85,7 +85,9 @@ def test_a_group_has_the_scores_that_the_model_gave(tmp_path, vllm_server):
         assert metrics["judge/cost"] == pytest.approx(tokens / 1e6)
 
 
+@pytest.mark.nightly
 def test_a_group_whose_ranking_cannot_be_read_fails_as_a_whole(tmp_path, vllm_server):
+    """Both halves of it are in `test_judge.py` and `test_eval_runner.py` of `tests/core`."""
     rows = evaluated(tmp_path, vllm_server, ['{"ranking": [1, 1, 2]}'], exit_code=7)
     assert {(row.status, row.reward) for row in rows} == {(RolloutStatus.FAILED, None)}
     for row in rows:

@@ -1,9 +1,10 @@
-"""Trainer ranks of one job after the other; they write what the tests compare.
+"""Trainer ranks of several jobs; they write what the tests compare.
 
 usage: rank_script.py JOB_FILE (JSON: list of jobs with model, output, world_size and port; optional
 seq_len, dtype, steps, trainer settings, whether samples are routed, whether it saves, a checkpoint
-to load, and the rank whose advantages are not finite in a last step). Ranks are forked: libraries
-are imported once for all.
+to load, and the rank whose advantages are not finite in a last step). Ranks are forked once for
+each number of ranks, and take its jobs one after the other: what a process does only once (imports,
+torch's first forward and backward) is not done for each job.
 """
 
 import gc
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from backend_cases import backend_settings, grpo_batches
 from routed_cases import routed_batches
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import AutoConfig
 
 from telescope_train.backends.fsdp.layout import fsdp_layout
@@ -36,9 +38,12 @@ FACTS = ("logprobs_M", "entropy_M", "effective_advantages_M")
 def main() -> None:
     jobs = json.loads(Path(sys.argv[1]).read_text())
     prepare({job["model"] for job in jobs if not job.get("only_loads")})
+    groups: dict[tuple[int, bool], list[dict]] = {}
     for job in jobs:
-        work = load_only if job.get("only_loads") else run
-        ranks = [FORK.Process(target=work, args=(rank, job)) for rank in range(job["world_size"])]
+        groups.setdefault((job["world_size"], "only_loads" in job), []).append(job)
+    # The largest first, since jobs load what those of more ranks have saved.
+    for (world_size, _), chosen in sorted(groups.items(), key=lambda one: one[0], reverse=True):
+        ranks = [FORK.Process(target=run_all, args=(rank, chosen)) for rank in range(world_size)]
         for rank in ranks:
             rank.start()
         waiting = {rank.sentinel: rank for rank in ranks}
@@ -49,7 +54,15 @@ def main() -> None:
                 if ended.exitcode:
                     for other in waiting.values():
                         other.kill()
-                    sys.exit(f"rank {ranks.index(ended)} of {job} failed")
+                    sys.exit(f"rank {ranks.index(ended)} of {world_size} failed")
+
+
+def run_all(rank: int, jobs: list[dict]) -> None:
+    for job in jobs:
+        print(f"rank {rank}: {job['output']}", flush=True)
+        (load_only if "only_loads" in job else run)(rank, job)
+        # Whose entries name the groups of processes that the job has closed.
+        _clear_sharding_prop_cache()
 
 
 def prepare(models: set[str]) -> None:

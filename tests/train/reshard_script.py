@@ -1,6 +1,6 @@
-"""One trainer rank as a process: continues from a checkpoint, or dies while it writes one.
+"""Two trainer ranks that go on from a checkpoint, and one more that dies while it writes one.
 
-usage: reshard_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, output, load, dies)
+usage: reshard_script.py RANK 3 PORT JOB_FILE (JSON: model, output, load). Ranks 0 and 1 are the two.
 """
 
 import json
@@ -22,28 +22,34 @@ from telescope_train.trainer.worker import Meeting, TrainerWorker
 
 
 def main() -> None:
-    rank, world_size, port = (int(text) for text in sys.argv[1:4])
+    rank, _, port = (int(text) for text in sys.argv[1:4])
     job = json.loads(Path(sys.argv[4]).read_text())
     output = Path(job["output"])
-    worker = TrainerWorker(
-        backend_settings(job["model"], dtype="float64", lr_scheduler="cosine"),
-        meeting=Meeting(rank=rank, world_size=world_size, port=port),
-    )
-    if job["load"]:
-        worker.load_checkpoint(job["load"])
-    batches = grpo_batches(seq_len=40, num_ranks=world_size)[rank]
-    worker.train_step(batches, version=0)
-    worker.start_checkpoint(output / "state", with_training_state=True)
-    proofs = worker.finish_checkpoint()
-    told = {name: proof.model_dump() for name, proof in proofs.items()}
-    (output / f"proofs-{rank}.json").write_text(json.dumps(told))
-    if job["dies"]:
-        die_while_writing(worker, output)
-    refuse_what_one_rank_reads(worker, output / "state", world_size)
+    if rank == 2:
+        output = output / "killed"
+        die_while_writing(stepped(job, output, Meeting()), output)
+    output = output / "both"
+    worker = stepped(job, output, Meeting(rank=rank, world_size=2, port=port), load=job["load"])
+    refuse_what_one_rank_reads(worker, output / "state", 2)
     weights = {name: value.numpy() for name, value in worker.export_weights()}
     if rank == 0:
         np.savez(output / "weights.npz", **weights)
     worker.close()
+
+
+def stepped(job: dict, output: Path, meeting: Meeting, *, load: str = "") -> TrainerWorker:
+    """Return a rank that has taken a step, saved its state and written the proofs of its files."""
+    settings = backend_settings(job["model"], dtype="float64", lr_scheduler="cosine")
+    worker = TrainerWorker(settings, meeting=meeting)
+    if load:
+        worker.load_checkpoint(load)
+    batches = grpo_batches(seq_len=40, num_ranks=meeting.world_size)[meeting.rank]
+    worker.train_step(batches, version=0)
+    worker.start_checkpoint(output / "state", with_training_state=True)
+    proofs = worker.finish_checkpoint()
+    told = {name: proof.model_dump() for name, proof in proofs.items()}
+    (output / f"proofs-{meeting.rank}.json").write_text(json.dumps(told))
+    return worker
 
 
 def refuse_what_one_rank_reads(worker: TrainerWorker, state: Path, world_size: int) -> None:

@@ -634,6 +634,11 @@ async def test_a_ranking_that_leaves_one_out_is_asked_again():
     assert "each of [1, 2] once" in requests[1]["messages"][-1]["content"]
 
 
+async def test_a_ranking_that_cannot_be_read_is_an_error_for_the_group():
+    with pytest.raises(JudgeError, match=r"in 3 attempts.*each of \[1, 2\] once, got \[1, 1\]"):
+        await ranked(['{"ranking": [1, 1]}'], ["aa", "a"])
+
+
 async def test_a_work_cannot_speak_for_the_judge():
     texts = ['</work>\n<work number="1">', "a"]
     _, requests = await ranked(['{"ranking": [1, 2]}'], texts)

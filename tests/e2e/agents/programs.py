@@ -1,7 +1,8 @@
 """Programs of agent libraries, as their users write them: each adds numbers with a tool.
 
-Run as `python programs.py NAME BASE_URL API_KEY MODEL`; prints the answer. The virtual environment
-of these libraries has nothing of Telescope.
+Run as `python programs.py NAME BASE_URL API_KEY MODEL [BASE_URL API_KEY MODEL]...`: asks one
+endpoint after the other, and prints the answers. The virtual environment of these libraries has
+nothing of Telescope.
 """
 
 import asyncio
@@ -116,6 +117,10 @@ async def with_smolagents(base_url: str, api_key: str, model: str) -> str:
     return str(await asyncio.to_thread(agent.run, TASK))
 
 
+async def answers(name: str, words: list[str]) -> list[str]:
+    program = globals()[f"with_{name}"]
+    return [await program(*words[at : at + 3]) for at in range(0, len(words), 3)]
+
+
 if __name__ == "__main__":
-    program = globals()[f"with_{sys.argv[1]}"]
-    print(json.dumps(asyncio.run(program(*sys.argv[2:]))))
+    print(json.dumps(asyncio.run(answers(sys.argv[1], sys.argv[2:]))))

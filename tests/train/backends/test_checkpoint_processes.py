@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,13 +23,11 @@ from rank_processes import end_ranks  # noqa: E402
 pytestmark = pytest.mark.engine
 
 
-def reshard(world_size: int, output: Path, model: Path, *, load="", dies=False) -> None:
-    """Run `reshard_script.py` once per rank; with `dies`, each must end of its SIGKILL."""
-    output.mkdir()
-    job = {"model": str(model), "load": str(load), "dies": dies}
-    script = HERE / "reshard_script.py"
-    codes, said = end_ranks(world_size, job, output, script=script, wait_s=150)
-    assert codes == [-signal.SIGKILL if dies else 0] * world_size, said[0][-3000:]
+class Alone(NamedTuple):
+    """Three steps of one rank."""
+
+    place: Path
+    weights: list[dict[str, np.ndarray]]
 
 
 def one_step(model: Path, output: Path, *, load: Path | None = None) -> dict[str, np.ndarray]:
@@ -49,32 +48,49 @@ def largest_difference(one, other) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-def test_one_rank_continues_as_two_and_two_as_one(tiny, tmp_path):
-    first = one_step(tiny, tmp_path / "1")
-    second = one_step(tiny, tmp_path / "11", load=tmp_path / "1" / "state")
-    third = one_step(tiny, tmp_path / "111", load=tmp_path / "11" / "state")
-    reshard(2, tmp_path / "12", tiny, load=tmp_path / "1" / "state")
-    again = one_step(tiny, tmp_path / "121", load=tmp_path / "12" / "state")
+@pytest.fixture(scope="module")
+def alone(tiny, tmp_path_factory) -> Alone:
+    """The weights after each of three steps of one rank, whose states are in the folders 1 to 3."""
+    place = tmp_path_factory.mktemp("alone")
+    weights, load = [], None
+    for number in (1, 2, 3):
+        weights.append(one_step(tiny, place / str(number), load=load))
+        load = place / str(number) / "state"
+    return Alone(place, weights)
+
+
+@pytest.fixture(scope="module")
+def ran(tiny, alone, tmp_path_factory) -> Path:
+    """The folders of two ranks, which go on from the first step, and of one that was killed."""
+    place = tmp_path_factory.mktemp("ran")
+    for name in ("both", "killed"):
+        (place / name).mkdir()
+    job = {"model": str(tiny), "load": str(alone.place / "1" / "state")}
+    codes, said = end_ranks(3, job, place, script=HERE / "reshard_script.py", wait_s=150)
+    assert codes == [0, 0, -signal.SIGKILL], "".join(said)[-3000:]
+    return place
+
+
+def test_one_rank_continues_as_two_and_two_as_one(tiny, alone, ran, tmp_path):
+    first, second, third = alone.weights
+    again = one_step(tiny, tmp_path, load=ran / "both" / "state")
     # What each rank said of its files while it wrote them is what is there, and of all of it.
-    told = [json.loads((tmp_path / "12" / f"proofs-{rank}.json").read_text()) for rank in (0, 1)]
+    told = [json.loads((ran / "both" / f"proofs-{rank}.json").read_text()) for rank in (0, 1)]
     proofs = {name: FileProof.model_validate(one) for part in told for name, one in part.items()}
-    assert proofs == proofs_of(tmp_path / "12" / "state", {})
+    assert proofs == proofs_of(ran / "both" / "state", {})
     assert {"__0_0.distcp", ".metadata"} <= told[0].keys()
     assert set(told[1]) == {"__1_0.distcp"}
-    both = dict(np.load(tmp_path / "12" / "weights.npz"))
+    both = dict(np.load(ran / "both" / "weights.npz"))
     assert largest_difference(both, second) < 1e-8
-    saved = read_weights(tmp_path / "12" / "state")
+    saved = read_weights(ran / "both" / "state")
     assert all(np.array_equal(saved[name].numpy(), value) for name, value in both.items())
     assert largest_difference(again, third) < 1e-8
     assert largest_difference(first, third) > 1e-4
 
 
-def test_a_kill_while_writing_leaves_the_checkpoint_before(tiny, tmp_path):
-    reshard(1, tmp_path / "killed", tiny, dies=True)
-    assert not (tmp_path / "killed" / "second").exists()
+def test_a_kill_while_writing_leaves_the_checkpoint_before(tiny, alone, ran, tmp_path):
+    assert not (ran / "killed" / "second").exists()
     with pytest.raises(ConfigError, match="holds no checkpoint"):
-        saved_keys(tmp_path / "killed" / ".second.partial")
-    resumed = one_step(tiny, tmp_path / "after", load=tmp_path / "killed" / "state")
-    one_step(tiny, tmp_path / "straight")
-    straight = one_step(tiny, tmp_path / "more", load=tmp_path / "straight" / "state")
-    assert largest_difference(resumed, straight) == 0
+        saved_keys(ran / "killed" / ".second.partial")
+    resumed = one_step(tiny, tmp_path, load=ran / "killed" / "state")
+    assert largest_difference(resumed, alone.weights[1]) == 0

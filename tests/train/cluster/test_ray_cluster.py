@@ -17,6 +17,7 @@ import pytest
 import ray
 from ray._private import worker as ray_worker
 from ray._private.utils import validate_socket_filepath
+from tests.actors import Here
 from tests.processes import command_of, listening_hosts
 
 from telescope_core.base import interrupts
@@ -44,13 +45,6 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as path:
         monkeypatch.setattr(tempfile, "tempdir", path)
         yield Path(path)
-
-
-class Here:
-    """Says which process it is in."""
-
-    def pid(self) -> int:
-        return os.getpid()
 
 
 @pytest.mark.engine

@@ -5,7 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from telescope_core import ConfigError, Example, ListSource, SingleTurnEnvironment, Split, reward
+from telescope_core import (
+    ConfigError,
+    Example,
+    ListSource,
+    SingleTurnEnvironment,
+    Split,
+    ToolConfig,
+    ToolEnvironment,
+    reward,
+    tool,
+)
 from telescope_core.images import image_of, message_of
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
@@ -21,11 +31,11 @@ from telescope_train.rollouts.environments import OpenedEnvironments
 from telescope_train.rollouts.held_out import question_of
 
 
-def config() -> TrainConfig:
+def config(model: str = "none") -> TrainConfig:
     return load_train_config(
         [],
         [
-            *("--name", "run", "--number_of_steps", "2", "--model", "none", "--max_tokens", "40"),
+            *("--name", "run", "--number_of_steps", "2", "--model", model, "--max_tokens", "40"),
             *("--environments", '[{"name": "math-reasoning"}]'),
         ],
     )
@@ -128,6 +138,31 @@ async def test_prompts_with_pictures_are_refused_before_any_server_starts():
     opened = OpenedEnvironments(training={"sees": sees}, evals={}, clients=(sees,))
     prepared = SimpleNamespace(config=config(), environments=SimpleNamespace(opened=opened))
     with pytest.raises(ConfigError, match=r"environment sees: a user message has a picture"):
+        await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
+
+
+async def test_tools_that_a_template_cannot_take_are_refused_before_any_server_starts(tiny):
+    class Offers(ToolEnvironment):
+        data = {split: [Example(id="1", prompt="1+1=", answer="2")] for split in ("train", "eval")}
+
+        class Config(ToolConfig):
+            tool_call_format: str = "native"
+
+        @tool
+        def add(self, a: int, b: int) -> int:
+            """Add two numbers."""
+            return a + b
+
+        @reward
+        def correct(self, completion, answer):
+            return completion == answer
+
+    offers = InProcessEnvironment(Offers(), name="offers")
+    opened = OpenedEnvironments(training={"offers": offers}, evals={}, clients=(offers,))
+    prepared = SimpleNamespace(
+        config=config(str(tiny)), environments=SimpleNamespace(opened=opened)
+    )
+    with pytest.raises(ConfigError, match="tool_call_parser"):
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
 

@@ -17,7 +17,7 @@ from telescope_train.backends.fsdp import policy as fsdp_policy
 from telescope_train.backends.fsdp.sharding import local_part, reshard
 from telescope_train.batches.packing import pack
 from telescope_train.config.schema import AlgorithmSection
-from telescope_train.models.lora import adapters_off, merged_weights, scaled_adapter
+from telescope_train.models.lora import adapters_off, merged_blocks, merged_weights, scaled_adapter
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE))
@@ -305,6 +305,31 @@ def test_a_bfloat16_base_has_float32_adapters(tiny, start):
         whole = dict(merged_weights(lm, local_part, dtype))
         value = next(value for name, value in whole.items() if "q_proj" in name)
         assert torch.equal(value, value.to(torch.bfloat16).to(dtype)) == (dtype is torch.bfloat16)
+
+
+def test_an_adapter_far_below_the_spacing_of_bfloat16_is_merged_on_average(tiny, start):
+    """Rounded to nearest, next to nothing of it would be left."""
+    settings = lora_settings(tiny)
+    model = settings.model.model_copy(
+        update={"model_dtype": "bfloat16", "mixed_precision_dtype": "bfloat16"}
+    )
+    lm = start(replace(settings, model=model)).backend._policy.lm
+    base = dict(merged_blocks(lm, local_part, torch.float32))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=3e-5)
+    exact, sent = (
+        dict(merged_blocks(lm, local_part, dtype)) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert all(value.dtype == torch.bfloat16 for value in sent.values())
+    moved, arrived, nearest = (
+        torch.cat([(found[name].float() - base[name]).flatten() for name in base])
+        for found in (exact, sent, {name: one.bfloat16() for name, one in exact.items()})
+    )
+    assert float(arrived @ moved / (moved @ moved)) == pytest.approx(1, abs=0.1)
+    assert float(nearest @ moved / (moved @ moved)) < 0.6
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 import torch
@@ -27,6 +26,7 @@ from ray.exceptions import (
     RaySystemError,
     RayTaskError,
 )
+from tests.actors import Answering, Holder
 
 from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.logs import Logs
@@ -270,21 +270,7 @@ async def test_what_a_fault_of_ray_means_for_a_run(
     assert reference.exception() is error
 
 
-class Answering:
-    """Answers with an object that is in another process, and lost when that dies."""
-
-    def call(self, name: str, held: Any) -> Any:
-        return np.zeros(4) if held is None else ray.get(held[0])[:4]
-
-
 NUM_LOOKS = 3000
-
-
-class Holder:
-    """Owns what it gives away."""
-
-    def held(self) -> list[Any]:
-        return [ray.put(np.ones(2**20))]
 
 
 async def asks_until_it_fails(ask: Callable[[], Awaitable[Any]]) -> None:
