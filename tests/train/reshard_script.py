@@ -1,6 +1,6 @@
 """Two trainer ranks that go on from a checkpoint, and one more that dies while it writes one.
 
-usage: reshard_script.py RANK 3 PORT JOB_FILE (JSON: model, output, load). Ranks 0 and 1 are the two.
+usage: reshard_script.py RANK 3 PORT JOB_FILE (JSON: model, output, load). It is rank 2 that dies.
 """
 
 import json

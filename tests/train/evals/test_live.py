@@ -143,7 +143,8 @@ async def test_prompts_with_pictures_are_refused_before_any_server_starts():
 
 async def test_tools_that_a_template_cannot_take_are_refused_before_any_server_starts(tiny):
     class Offers(ToolEnvironment):
-        data = {split: [Example(id="1", prompt="1+1=", answer="2")] for split in ("train", "eval")}
+        def examples(self, split):
+            return [Example(id="1", prompt="1+1=", answer="2")]
 
         class Config(ToolConfig):
             tool_call_format: str = "native"
