@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import backend_cases  # noqa: F401
 from forked_ranks import imported
@@ -28,14 +29,14 @@ def main() -> None:
         output, *words = json.loads(line)
         process = os.fork()
         if process == 0:
-            os._exit(ran(output, words))
+            run(output, words)
         print(process, file=answers, flush=True)
         _, status = os.waitpid(process, 0)
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
 
 
-def ran(output: str, words: list[str]) -> int:
-    """Run a program; returns its exit code."""
+def run(output: str, words: list[str]) -> NoReturn:
+    """Run a program in this process, which was forked for it, and end it."""
     os.setsid()
     with open(output, "wb") as file:
         for descriptor in (1, 2):
@@ -45,11 +46,13 @@ def ran(output: str, words: list[str]) -> int:
     try:
         imported(Path(words[0])).main()
         code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # An ordinary end would print what libraries leak, which is longer than what has failed.
+        os._exit(code)
 
 
 if __name__ == "__main__":
