@@ -4,6 +4,7 @@ Torch and transformers are imported by the fixtures that need them: most folders
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,11 +62,28 @@ def make_sample() -> Callable[..., TrainingSample]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny model on disk."""
+def tiny_of_quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model of the quickstart on disk, with three layers of 128 numbers."""
     from telescope_train.models.tiny import make_tiny_model
 
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=0)
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "quickstart", seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_of_quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with two layers of 32 numbers: most tests run a model often, whatever its size."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shutil.copytree(tiny_of_quickstart, folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    kinds = ["full_attention"] * 2
+    config = Qwen3Config.from_pretrained(folder, **sizes, layer_types=kinds, initializer_range=0.16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradient(tiny, start):
         assert torch.equal(found[kind], found[False])
     assert again[True] == again["full"]
     assert kept["full"] < 0.3 * kept[False]
-    cheap, layers = "aten.silu.default", 3
+    cheap, layers = "aten.silu.default", 2
     products = ("aten.mm.default", "mkldnn._linear_pointwise.default")
     dear = {kind: sum(counts[one] for one in products) for kind, counts in again.items()}
     assert again[False][cheap] == 0
@@ -142,13 +142,15 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradient(tiny, start):
 
 
 @pytest.mark.slow
-def test_auto_recomputes_as_few_layers_as_memory_needs_and_never_another_gradient(tiny, start):
+def test_auto_recomputes_as_few_layers_as_memory_needs_and_never_another_gradient(
+    tiny_of_quickstart, start
+):
     batches = grpo_batches(seq_len=4096)[0]
-    worker = start(backend_settings(tiny, gradient_checkpointing=False))
+    worker = start(backend_settings(tiny_of_quickstart, gradient_checkpointing=False))
     kept_with_none, _ = kept_and_run_again(worker, batches[0])
     expected = gradient_of(worker, batches)
     auto = {"gradient_checkpointing": "auto", "activation_memory_gib": 1.0}
-    worker = start(backend_settings(tiny, **auto))
+    worker = start(backend_settings(tiny_of_quickstart, **auto))
     assert "1.00 GiB (activation_memory_gib)" in worker.activations
 
     def chosen() -> float:

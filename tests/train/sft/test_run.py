@@ -4,6 +4,8 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 
@@ -74,6 +76,22 @@ def config_file(tmp_path):
         """
     )
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gold_answers_are_read_once():
+    """Read an environment once for all trainings that ask the same of it: each is a process."""
+    read, known = sft_run.gold_samples, {}
+
+    async def read_once(config, tokenizer, *, moment=None, **more):
+        asked = (config.environments, config.num_examples, config.num_held_out, config.seq_len)
+        if (name := repr(asked)) not in known:
+            known[name] = await read(config, tokenizer, moment=moment, **more)
+        return replace(known[name], moment=moment or datetime.now())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft_run, "gold_samples", read_once)
+        yield
 
 
 @pytest.mark.slow

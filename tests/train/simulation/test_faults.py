@@ -14,7 +14,7 @@ from telescope_train.rollouts.slots import Slots
 from telescope_train.simulation.virtual_time import Deadlock
 
 FEW = 1
-SOME = 4
+SOME = 2
 MANY = 50
 
 

@@ -35,14 +35,16 @@ from toy_run import ToyPolicies, toy_config, toy_parts
 STREAMED = [name for name in known_algorithms() if load_algorithm(name).compares == "group"]
 
 
-def config_of(tiny, **algorithm):
+def config_of(tiny, *, shares=False, **algorithm):
     """Return settings of a run in float64 with batches of a few samples, so that there are many."""
     config = toy_config(tiny, steps=2, **algorithm)
     model = config.model.model_copy(
         update={"model_dtype": "float64", "mixed_precision_dtype": "float64"}
     )
     # At rate 0 both runs have the same weights in every step; Adam would blow rounding up.
-    trainer = config.trainer.model_copy(update={"seq_len": 32, "learning_rate": 0.0})
+    # Where nothing is shared, a rank need not try it at its start.
+    changes = {"seq_len": 32, "learning_rate": 0.0, "share_prefixes": shares}
+    trainer = config.trainer.model_copy(update=changes)
     return config.model_copy(update={"model": model, "trainer": trainer})
 
 
@@ -158,7 +160,7 @@ async def test_credit_and_packing_are_told_apart_from_the_work_of_the_ranks(
 @pytest.mark.slow
 async def test_groups_that_share_their_prompt_can_be_streamed(tiny, start, tmp_path):
     """What parts of a batch share is computed once; the gradient stays that of the whole."""
-    config = config_of(tiny)
+    config = config_of(tiny, shares=True)
     whole, expected = await trained(
         config, tmp_path / "whole", start, streams=False, prompt_tokens=20
     )
