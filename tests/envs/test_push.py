@@ -146,6 +146,7 @@ def test_a_raised_version_that_is_not_committed_waits_for_it(place, project):
     assert 'version = "0.1.1"' in (project / "pyproject.toml").read_text()
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_a_dry_run_shows_what_changes_and_changes_nothing(place, project, capfd, monkeypatch):
     monkeypatch.setenv("TELESCOPE_HUB_TOKEN", "s3cret-token")
     monkeypatch.setenv("TELESCOPE_REGISTRY", str(place / "registry"))
@@ -192,6 +193,7 @@ def test_who_is_asked_and_says_no_publishes_nothing(place, project):
     assert tree(place) == before
 
 
+@pytest.mark.usefixtures("validated_before")
 def test_the_command_to_install_what_was_pushed_names_the_registry(place, project, capfd):
     registry = str(place / "registry")
     options = ("--registry", registry, "--bump", "1.0.0", "--commit", "--yes")

@@ -16,7 +16,7 @@ from telescope_envs.publish.scaffold import (
     create_project,
     render,
 )
-from telescope_envs.validation import Verdict, validate_project
+from telescope_envs.validation import ValidationOptions, Verdict, validate_project
 
 
 def run(*words):
@@ -26,7 +26,11 @@ def run(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template",
+    # The tutorial of publishing, which test_publishing_docs runs, does the same with the first.
+    [pytest.param("single-turn", marks=pytest.mark.nightly), *sorted({*TEMPLATES} - {"single-turn"})],
+)
 def test_a_new_project_passes_its_own_tests_and_validation(template, tmp_path, fresh_python):
     made = create_project(tmp_path / "new", owner="acme", name="first-one", template=template)
     done = subprocess.run(
@@ -38,7 +42,7 @@ def test_a_new_project_passes_its_own_tests_and_validation(template, tmp_path, f
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    report = validate_project(made.folder)
+    report = validate_project(made.folder, ValidationOptions(num_examples=4))
     found = [check for check in report.checks if check.evidence]
     assert report.verdict is Verdict.PASS, found
 

@@ -264,7 +264,7 @@ READS_USER_CONFIG = (
 def test_the_users_configuration(place: Path, attempt, monkeypatch) -> None:
     monkeypatch.delenv("TELESCOPE_REGISTRY")
     path = place.parent / "config" / "telescope" / "config.toml"
-    for number, data in enumerate(some(changed_toml(path.read_text()), 100)):
+    for number, data in enumerate(some(changed_toml(path.read_text()), 50)):
         path.write_bytes(data)
         attempt(READS_USER_CONFIG[number % len(READS_USER_CONFIG)], data)
 
@@ -285,7 +285,7 @@ READS_LOCK = (
 @pytest.mark.slow
 def test_a_lock(place: Path, attempt) -> None:
     path = place / "telescope.lock"
-    for number, data in enumerate(some(changed_toml(path.read_text()), 100)):
+    for number, data in enumerate(some(changed_toml(path.read_text()), 50)):
         path.write_bytes(data)
         attempt(READS_LOCK[number % len(READS_LOCK)], data)
 
@@ -308,7 +308,7 @@ def test_a_project(place: Path, attempt) -> None:
     text = path.read_text().replace(
         'requires = ["hatchling"]\nbuild-backend = "hatchling.build"\n', ""
     )
-    for number, data in enumerate(some(changed_toml(text), 80)):
+    for number, data in enumerate(some(changed_toml(text), 40)):
         path.write_bytes(data)
         attempt(READS_PROJECT[number % len(READS_PROJECT)], data)
     whole = f"[build-system]\nbuild-backend = 'x'\nrequires = []\n{text.partition('[project]')[1:]}"
@@ -341,7 +341,7 @@ READS_RECORDS = (
 def test_records_of_the_data_folder(name: str, place: Path, home: Path, attempt) -> None:
     (path,) = home.glob(name)
     text = path.read_text()
-    for number, data in enumerate(some(changed_json(text), 50)):
+    for number, data in enumerate(some(changed_json(text), 25)):
         path.write_bytes(data)
         attempt(READS_RECORDS[number % len(READS_RECORDS)], data)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,14 @@
 import json
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.envs.projects import write_project, write_registry
 
 from telescope_core.errors import ConfigError
-from telescope_envs.publish.first_party import publish
+from telescope_envs.publish import first_party
 from telescope_envs.validation import (
     Level,
     ValidationOptions,
@@ -83,16 +84,23 @@ def test_the_report_and_the_release_say_that_fixture_rows_were_checked(
 ):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "own"))
     monkeypatch.setenv("HF_TOKEN", "hf_a_real_token_that_stays_here")
-    options = ValidationOptions(fixture_rows=True, level=Level.LOAD)
-    report = validate_project(project, options)
+    reports = []
+
+    def validated(folder, options, *, interpreter):
+        fewer = replace(options, num_examples=4)
+        reports.append(validate_project(folder, fewer, interpreter=interpreter))
+        return reports[-1]
+
+    monkeypatch.setattr(first_party, "validate_project", validated)
+    registry = write_registry(tmp_path / "registry")
+    first_party.publish(registry.store, project, owner="acme", datasets=[], validate=True)
+    (report,) = reports
     assert report.verdict is Verdict.PASS, as_text(report)
     assert report.checked_on == "fixture rows"
     assert "checked on fixture rows" in as_text(report)
     assert "checked on fixture rows" in as_markdown(report)
     assert report.facts["examples_train"] == 12
     assert not (tmp_path / "own").exists(), "fixture rows must not get into the real cache"
-    registry = write_registry(tmp_path / "registry")
-    publish(registry.store, project, owner="acme", datasets=[], validate=True)
     (release,) = registry.releases("acme/toy")
     assert (release.validation.verdict, release.validation.checked_on) == ("pass", "fixture rows")
     assert release.splits == {"train": None, "eval": None}, "fixture rows are not counted"

@@ -30,6 +30,7 @@ from telescope_envs.validation.levels import (
     Trial,
     check_load,
     check_reward,
+    run_probes,
 )
 from telescope_envs.validation.processes import ProbePlace
 from telescope_envs.validation.render import as_text
@@ -94,6 +95,16 @@ def found_by(level, trial):
     return {check.id: check for check in findings.results("") if check.evidence}
 
 
+def once(kind):
+    """Return a level of one process, where nothing is compared with what a second one says."""
+
+    def level(trial, findings):
+        (told,) = run_probes(trial, (kind, 1))
+        told.tell(findings)
+
+    return level
+
+
 def evidence_of_only(check, found) -> str:
     """Return the evidence of `check`, the one that found something and failed for it."""
     assert list(found) == [check]
@@ -102,8 +113,21 @@ def evidence_of_only(check, found) -> str:
 
 
 def test_a_clean_module_has_no_findings_and_the_way_of_blocking_is_told(trial):
+    """It may write a cache, and remove a temporary folder again.
+
+    The standard library removes its files by name, relative to an open folder.
+    """
+    code = CLEAN.replace(
+        'first = 100 if split == "train" else 500',
+        """first = 100 if split == "train" else 500
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "inner").mkdir()
+            (Path(folder) / "inner" / "file.txt").write_text("x")""",
+    )
+    cache = "Path(os.environ['XDG_CACHE_HOME'])"
     findings = Findings()
-    check_load(trial(CLEAN), findings)
+    check_load(trial(f"{code}\n({cache} / 'x').write_text('x')\n"), findings)
     assert [check.id for check in findings.results("") if check.evidence] == []
     assert findings.facts["network_cut_by"] in ("network namespace", "audit hook")
     assert not findings.has_failed(Level.LOAD)
@@ -115,7 +139,7 @@ def test_network_use_at_import_is_found_and_refused(trial):
         server.listen()
         port = server.getsockname()[1]
         code = f"import socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}))\n"
-        found = found_by(check_load, trial(f"{CLEAN}\n{code}except OSError:\n    pass\n"))
+        found = found_by(once("load"), trial(f"{CLEAN}\n{code}except OSError:\n    pass\n"))
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -123,36 +147,20 @@ def test_network_use_at_import_is_found_and_refused(trial):
     assert "planted.py" in place
 
 
-def test_a_temporary_folder_may_be_removed_again(trial):
-    """The standard library removes its files by name, relative to an open folder."""
-    code = CLEAN.replace(
-        'first = 100 if split == "train" else 500',
-        """first = 100 if split == "train" else 500
-        import tempfile
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "inner").mkdir()
-            (Path(folder) / "inner" / "file.txt").write_text("x")""",
-    )
-    assert found_by(check_load, trial(code)) == {}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "(Path.home() / 'marker.txt').write_text('x')",
-        "Path('marker.txt').write_text('x')",
-        "(Path.home() / 'folder').mkdir()",
-    ],
+WRITES = (
+    "(Path.home() / 'marker.txt').write_text('x')",
+    "Path('marker.txt').write_text('x')",
+    "(Path.home() / 'folder').mkdir()",
 )
-def test_writing_outside_the_caches_at_import_is_found(trial, line):
-    found = found_by(check_load, trial(f"{CLEAN}\ntry:\n    {line}\nexcept OSError:\n    pass\n"))
-    place = evidence_of_only("load.writes", found)
-    assert "planted.py" in place
 
 
-def test_writing_a_cache_is_fine(trial):
-    cache = "Path(os.environ['XDG_CACHE_HOME'])"
-    assert found_by(check_load, trial(f"{CLEAN}\n({cache} / 'x').write_text('x')\n")) == {}
+def test_writing_outside_the_caches_at_import_is_found(trial):
+    tries = "".join(f"try:\n    {line}\nexcept OSError:\n    pass\n" for line in WRITES)
+    found = found_by(once("load"), trial(f"{CLEAN}\n{tries}"))
+    evidence_of_only("load.writes", found)
+    places = [one.text for one in found["load.writes"].evidence]
+    assert len(places) == len(WRITES)
+    assert all("planted.py" in place for place in places)
 
 
 COMPUTES = """
@@ -230,7 +238,7 @@ def test_a_process_that_dies_is_found_by_the_check_it_died_of(trial):
         "    def format_prompt(self, example):\n        os._exit(7)\n\n    def gold_answer",
     )
     findings = Findings()
-    check_reward(trial(code), findings)
+    once("reward")(trial(code), findings)
     results = {check.id: check for check in findings.results("the process ended")}
     assert "ended with 7" in results["reward.plays"].evidence[0].text
     assert results["reward.gold"].outcome is Outcome.NOT_RUN
@@ -243,7 +251,7 @@ def test_a_network_that_is_needed_must_be_declared(trial):
         "    def examples(self, split):",
         f"    def examples(self, split):\n        {reach}\n        {passed_over}",
     )
-    evidence_of_only("load.network", found_by(check_load, trial(code)))
+    evidence_of_only("load.network", found_by(once("load"), trial(code)))
 
 
 @pytest.mark.parametrize("network", ["none", "load"])
@@ -280,7 +288,7 @@ def test_a_reward_that_reaches_for_the_network_must_declare_it(trial):
         "        try:\n            __import__('socket').create_connection(('192.0.2.1', 9), 1)\n"
         "        except OSError:\n            pass\n        return float(",
     )
-    evidence_of_only("reward.network", found_by(check_reward, trial(code)))
+    evidence_of_only("reward.network", found_by(once("reward"), trial(code)))
 
 
 @pytest.fixture
@@ -392,9 +400,14 @@ def test_probes_end_when_the_validation_is_killed(project, tmp_path):
 FIRST_PARTY = Path(__file__).parents[3] / "packages" / "telescope-envs" / "environments"
 
 
-ONE_OF_A_KIND = ["countdown", "tool-calculator", "wiki-search", "wordle"]
-"""One turn, tools, search, several turns. The record of each other one says that it passed."""
-REST = ["alphabet-sort", "deepdive", "math-reasoning", "reverse-text", "text-games", "tool-calls"]
+ONE_OF_A_KIND = ["wiki-search", "wordle"]
+"""Search and several turns; one of a single turn is validated when it is published, by
+test_new_registry, and one with tools from its template, by test_scaffold."""
+REST = [
+    *("alphabet-sort", "countdown", "deepdive", "math-reasoning", "reverse-text"),
+    *("text-games", "tool-calculator", "tool-calls"),
+]
+"""The record of each says that it passed."""
 
 
 @pytest.mark.parametrize(
@@ -406,6 +419,7 @@ def test_first_party_environments_pass(name):
     assert report.verdict is Verdict.PASS
 
 
+@pytest.mark.nightly
 def test_reasoning_gym_passes_where_its_library_is_installed():
     pytest.importorskip("reasoning_gym")
     options = ValidationOptions(level=Level.REWARD, num_examples=2)
