@@ -112,6 +112,10 @@ async def test_a_score_that_breaks_its_contract_is_not_bought_a_second_time():
         ("InvalidOperation: [ConversionSyntax] (in reward)", "reward", 1),
         ("MyError: odd (in reward)", "reward", 1),
         ("ClientConnectorError: refused (in reward)", "reward", MAX_FAILED),
+        # Python makes none of these without arguments.
+        ("UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff (in reward)", "reward", 1),
+        ("RewardRaisedError: R.right raised UnicodeEncodeError: surrogates", "reward", 1),
+        ("ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)", "play", 1),
         ("JudgeError: judge: no usable answer in 3 attempts", "reward", 1),
         ("JudgeError: judge answered 500", "reward", MAX_FAILED),
     ],

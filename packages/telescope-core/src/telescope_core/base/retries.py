@@ -192,7 +192,10 @@ def _is_transient_name(kind: str, text: str) -> bool:
         return "no usable answer in" not in text
     known: object = getattr(errors, kind, None) or getattr(builtins, kind, None)
     if isinstance(known, type) and issubclass(known, Exception):
-        return is_transient(known())
+        try:
+            return is_transient(known())
+        except TypeError:  # those of Unicode and groups need arguments, and code raises them
+            return False
     return _SOUNDS_TRANSIENT.search(kind) is not None
 
 
