@@ -2,10 +2,16 @@
 
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from telescope_core.base.code_files import code_files, digest_of_files, file_changes
+from telescope_core.base.code_files import (
+    _in_settings,
+    code_files,
+    digest_of_files,
+    file_changes,
+)
 from telescope_core.base.environment_record import changes, record_of
 from telescope_core.base.file_proofs import quick_digest
 from telescope_core.finding.locate import locate_environment
@@ -156,3 +162,21 @@ def test_large_files_are_read_in_parts_from_the_first_byte_to_the_last(tmp_path)
     assert len(digests) == 4
     path.write_bytes(path.read_bytes()[:-1])
     assert quick_digest(path) not in digests
+
+
+def test_a_setting_that_is_no_path_here_is_no_file(folder, monkeypatch):
+    location = locate_environment("env.py:Toy")
+    # The prompt is longer, in bytes, than any name may be, and nobody has the name of the second.
+    settings = {"prompt": "\u5b57" * 200, "words": ["~nobody-has-this-name", "a\0b"]}
+    assert code_files(location, settings) == code_files(location, {})
+
+    # As for another user than root, who may not enter a folder or read a file.
+    def refused(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as within:
+        within.setattr(Path, "stat", refused)
+        within.setattr("os.stat", refused)
+        assert not [*_in_settings({"path": "/home/other/rows.jsonl"})]
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert not [*_in_settings({"path": "notes.jsonl", "data_dir": "data"})]

@@ -10,6 +10,7 @@ import ast
 import glob
 import hashlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,16 +87,21 @@ def _in_settings(value: Any, name: str = "") -> Iterator[tuple[str, Path]]:
         for one in cast(Sequence[Any], value):
             yield from _in_settings(one, name)
     elif isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and "\n" not in value:
-        path = Path(value).expanduser()
+        # Unlike those of Path, functions of os.path raise nothing for a text that is no path here.
+        path = Path(os.path.expanduser(value))
         # A word may be the name of a folder by chance.
         is_path = "/" in value or any(one in name for one in ("path", "dir", "folder", "data"))
-        if path.is_file():
+        if _is_readable(path):
             yield f"{name} = {value}", path
-        elif is_path and "cache" not in name and path.is_dir():
+        elif is_path and "cache" not in name and os.path.isdir(path):
             found = sorted([*path.glob("*"), *path.glob("*/*")])
-            tables = [one for one in found if one.suffix in _TABLES and one.is_file()]
+            tables = [one for one in found if one.suffix in _TABLES and _is_readable(one)]
             for one in tables[:_MOST_TABLES]:
                 yield f"{name} = {value}/{one.relative_to(path).as_posix()}", one
+
+
+def _is_readable(path: Path) -> bool:
+    return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
 class _Sources:
