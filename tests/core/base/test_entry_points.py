@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from telescope_core.base.entry_points import entry_points
+from telescope_core.finding.schemes import schemes
 
 GROUP = "telescope.tests"
 
@@ -22,11 +23,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def install(folder: Path, name: str) -> None:
+def install(folder: Path, name: str, group: str = GROUP) -> None:
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = a.module:Thing\nboth = b:{name}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = a.module:Thing\nboth = b:{name}\n")
 
 
 @pytest.mark.parametrize("group", ["telescope.backends", "console_scripts", "nobody.has.this"])
@@ -64,3 +65,24 @@ def test_a_working_directory_on_the_import_path_is_where_the_process_is(
     assert "here" not in entry_points(group=GROUP).names
     monkeypatch.chdir(tmp_path)
     assert "here" in entry_points(group=GROUP).names
+
+
+def test_a_working_directory_that_is_gone_holds_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.syspath_prepend("")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    expected = metadata.entry_points(group="telescope.adapters").names
+    assert entry_points(group="telescope.adapters").names == expected
+
+
+def test_an_adapter_counts_once_its_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "somegame" not in schemes()
+    install(tmp_path, "somegame", group="telescope.adapters")
+    assert "somegame" in schemes()

@@ -18,8 +18,9 @@ def entry_points(*, group: str, name: str | None = None) -> metadata.EntryPoints
     package that is installed or removed meanwhile counts.
     """
     folders: list[tuple[str, int]] = []
-    for path in map(os.path.abspath, sys.path):
+    for place in sys.path:
         with suppress(OSError):
+            path = os.path.abspath(place)  # fails where the working directory is gone
             folders.append((path, os.stat(path).st_mtime_ns))
     found = _read(group, tuple(folders))
     return found if name is None else found.select(name=name)

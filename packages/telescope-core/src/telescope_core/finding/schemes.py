@@ -6,7 +6,6 @@ name is a scheme, the object a tuple of `Framework`. Nothing here imports a fram
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 
 from telescope_core.base.entry_points import entry_points
@@ -44,7 +43,6 @@ class Framework:
         return _numbers(self.lowest) <= _numbers(found) < _numbers(self.below)
 
 
-@cache
 def _adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group="telescope.adapters")}
 
