@@ -256,6 +256,16 @@ def test_a_folder_of_two_formats_is_refused_unless_its_card_chooses(tmp_path, ot
     assert len(load_table(chosen, "train")) == 12
 
 
+@pytest.mark.parametrize("card", [b"---\na: [\n---\n", b"---\n- a\n---\n", b"\xff\xfe"])
+def test_a_card_that_cannot_be_read_is_named(tmp_path, card):
+    folder = tmp_path / "some"
+    folder.mkdir()
+    write(folder / "a.jsonl", ROWS[:3])
+    (folder / "README.md").write_bytes(card)
+    with pytest.raises(EnvironmentLoadError, match=r"some'.*README\.md cannot be read"):
+        load_table(spec(folder, tmp_path), "train")
+
+
 def test_a_file_that_is_in_no_split_of_its_folder_is_told_and_not_left_out(tmp_path, monkeypatch):
     folder = tmp_path / "more"
     folder.mkdir()

@@ -177,7 +177,6 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             "run: pip install 'telescope-core[datasets]'"
         ) from error
     is_saved = spec.local is not None and _is_saved(spec.local)
-    files = [] if spec.local is None or is_saved else _files_of_one_format(spec.local)
     common = {"name": spec.subset or None, "cache_dir": spec.cache_dir or None}
     if local is None:
         common["revision"] = spec.revision
@@ -189,6 +188,7 @@ def load_table(spec: DatasetSpec, split: str) -> Table:
             _require_hub(path, Path(spec.cache_dir or library.config.HF_DATASETS_CACHE))
             builder = _hub_builder(library, path, common)
         else:
+            files = [] if spec.local is None else _files_of_one_format(local)
             builder = library.load_dataset_builder(path, **common)
             _require_all(files, builder)
         if builder.name in _MAY_SAY:
@@ -250,7 +250,11 @@ def _files_of_one_format(folder: Path) -> list[Path]:
     import huggingface_hub
 
     card = folder / "README.md"
-    if card.is_file() and "configs" in (cast(Any, huggingface_hub).metadata_load(card) or {}):
+    try:
+        about = cast(Any, huggingface_hub).metadata_load(card) if card.is_file() else None
+    except Exception as error:  # such as one of YAML
+        raise ValueError(f"{card} cannot be read: {error}") from error
+    if "configs" in (about or {}):
         return []
     if len(found) < 2:
         return [path for paths in found.values() for path in paths]
