@@ -145,8 +145,9 @@ def copy_byte_code(site_packages: Path) -> None:
     here = Path(sysconfig.get_path("purelib"))
     for source in [path for path in files_below(site_packages) if path.suffix == ".py"]:
         ours = here / source.relative_to(site_packages)
+        # Below PYTHONPYCACHEPREFIX, if that is set, which the new environment does not share.
         name = Path(cache_from_source(str(ours)))
-        target = source.parent / name.parent.name / name.name
+        target = source.parent / "__pycache__" / name.name
         with suppress(OSError):  # Python compiles what cannot be copied
             if name.is_file() and filecmp.cmp(ours, source, shallow=False):
                 target.parent.mkdir(exist_ok=True)
