@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,6 +286,24 @@ def test_memory_or_threads_that_the_system_refuses_are_one_message(
     code, _, err = telescope()
     assert (code, err.count("\n"), "Traceback" in err) == (1, 1, False)
     assert all(fact in err for fact in facts)
+
+
+@pytest.mark.parametrize("verb", [["env", "validate"], ["eval", "countdown", "--model"]])
+def test_a_home_folder_that_nobody_has_is_one_message(telescope, verb):
+    code, _, err = telescope(*verb, "~nobody-has-this-name/some")
+    assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False)
+    assert "~ in a path names no home folder" in err
+
+
+def test_commands_that_texts_of_the_packages_name_exist():
+    known = {"env": ENV_VERBS, "hub": HUB_VERBS}
+    told = [
+        (path.name, *found)
+        for path in (ROOT / "packages").glob("*/src/**/*.py")
+        for found in re.findall(r"telescope (env|hub) ([a-z][a-z-]+)", path.read_text("utf-8"))
+    ]
+    assert len(told) > 50
+    assert not [one for one in told if one[2] not in known[one[1]]]
 
 
 def test_other_errors_keep_their_code(telescope, monkeypatch):

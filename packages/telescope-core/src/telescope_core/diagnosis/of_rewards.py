@@ -101,8 +101,8 @@ def one_reward(rule: Rule, history: History) -> Found:
     yield rule.over(
         stretch,
         f"Every rollout got the reward {value:g}.",
-        "A reward that says the same of every answer is seldom meant: run `telescope env play` and "
-        "`telescope env validate` on the environment, and read what it got to grade.",
+        "A reward that says the same of every answer is seldom meant: run `telescope env validate` "
+        "on the environment, and read in the rollouts what it got to grade.",
         "reward/min",
         "reward/max",
     )
