@@ -1,19 +1,29 @@
 """Tasks of Harbor in several steps, and verifiers in sandboxes of their own."""
 
 import io
+import subprocess
 import tarfile
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from tests.adapters.harbor_folders import TABLE, write_task
 from tests.adapters.harbor_playing import LOCAL, opened, playing
 
-from telescope_adapters.harbor import check_tasks
-from telescope_adapters.harbor_grading import Graded, _plain_files, combined
+from telescope_adapters.harbor import _NEW_FOLDERS, check_tasks
+from telescope_adapters.harbor_grading import (
+    Carried,
+    Graded,
+    SpoiledError,
+    TaskSandbox,
+    _plain_files,
+    combined,
+    hand_over,
+)
 from telescope_adapters.harbor_tasks import read_tasks
 from telescope_core import RolloutStatus
 from telescope_core.errors import EnvironmentLoadError
-from telescope_core.sandboxes.protocol import SandboxError
+from telescope_core.sandboxes.protocol import CommandResult, SandboxError, StopCause
 
 STEPS = """
 multi_step_reward_strategy = "mean"
@@ -268,3 +278,39 @@ def test_an_archive_of_the_agent_reaches_no_other_path():
     assert kept == {"app/out": 0o755, "app/out/a": 0o755, "app/out/b": 0o755}
     assert found.is_folder
     assert _plain_files(_tar(("tests/x", b"")), "/app/out") is None
+
+
+class BoxOfUser:
+    """A sandbox whose commands end with `codes`, in order."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    async def run(self, argv: list[str], **_: Any) -> CommandResult:
+        code = self.codes.pop(0)
+        said = b"Permission denied" if code else b""
+        return CommandResult(
+            stop=StopCause.EXITED, exit_code=code, stdout=b"", stderr=said, wall_s=0.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_of_agent"),
+    # Nothing of the agent's is in the verifier's image before the files are unpacked.
+    [((1,), False), ((0, 0, 2), True), ((0, 1), True), ((0, 0, 127), False)],
+)
+async def test_an_image_that_lets_nobody_write_is_not_the_agents_doing(codes, is_of_agent):
+    place = TaskSandbox(task="sums", box=cast(Any, BoxOfUser(*codes)), folder="/", variables={})
+    with pytest.raises(SandboxError) as refused:
+        await hand_over(place, [Carried(path="/app", is_folder=True, files=b"")])
+    assert isinstance(refused.value, SpoiledError) is is_of_agent
+
+
+@pytest.mark.parametrize("is_of_other_user", [False, True])
+def test_a_sandbox_whose_tests_belong_to_another_user_is_not_ready(tmp_path, is_of_other_user):
+    command = _NEW_FOLDERS.replace("/logs", f"{tmp_path}/logs")
+    command = command.replace("/tests", f"{tmp_path}/tests")
+    # As the system answers who is not root and does not own the folder.
+    refusing = "[() { false; }; chmod() { [[ $1 != u* ]]; };" if is_of_other_user else ""
+    done = subprocess.run(["bash", "-c", f"{refusing} {command}"], check=False)
+    assert (done.returncode != 0) is is_of_other_user

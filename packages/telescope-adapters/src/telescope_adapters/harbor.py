@@ -84,9 +84,11 @@ _SAID = 4000
 _HOME = r'sed -n "s/^[^:]*:[^:]*:$(id -u):[^:]*:[^:]*:\([^:]*\):.*/\1/p" /etc/passwd'
 _NEW_FOLDERS = (
     "mkdir -p /logs/agent /logs/artifacts /logs/verifier /tests && chmod 777 /logs/* && "
-    "find /logs/verifier -mindepth 1 -delete"
+    "find /logs/verifier -mindepth 1 -delete && { [ -w /tests ] || chmod u+rwx /tests; }"
 )
 """The verifier's folder is emptied before there is an agent, so that a later failure is its doing.
+
+So is one to write into /tests, which an image may hold for another user.
 """
 
 

@@ -41,6 +41,12 @@ for folder in "$@"; do
     find "$folder" -mindepth 1 -delete || exit
 done
 """
+_WRITABLE = """
+for path in "$@"; do
+    mkdir -p "${path%/*}/" || exit
+    [ -w "${path%/*}/" ] || chmod u+rwx "${path%/*}/" || exit
+done
+"""
 _UNPACKED = 'mkdir -p "$1" && exec tar -xf - --no-same-owner -C "$1"'
 
 
@@ -222,7 +228,12 @@ def _plain_files(archive: bytes, path: str) -> Carried | None:
 
 
 async def hand_over(place: TaskSandbox, files: Sequence[Carried]) -> None:
-    """Put what was carried over to where it was; a folder has nothing else in it then."""
+    """Put what was carried over to where it was; a folder has nothing else in it then.
+
+    Raises SandboxError where the image does not let its user write there, which no agent has done.
+    """
+    done = await place.box.run(["sh", "-c", _WRITABLE, "sh", *(one.path for one in files)])
+    place.require(done, "its verifier's user cannot write where its artifacts belong")
     for one in files:
         if one.is_folder:
             await place.empty(one.path)
