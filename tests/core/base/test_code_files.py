@@ -177,6 +177,6 @@ def test_a_setting_that_is_no_path_here_is_no_file(folder, monkeypatch):
     with monkeypatch.context() as within:
         within.setattr(Path, "stat", refused)
         within.setattr("os.stat", refused)
-        assert not [*_in_settings({"path": "/home/other/rows.jsonl"})]
+        assert not [*_in_settings({"path": "notes.jsonl"})]
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert not [*_in_settings({"path": "notes.jsonl", "data_dir": "data"})]

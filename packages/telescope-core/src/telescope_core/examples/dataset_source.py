@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -252,7 +253,7 @@ def _files_of_one_format(folder: Path) -> list[Path]:
     card = folder / "README.md"
     try:
         about = cast(Any, huggingface_hub).metadata_load(card) if card.is_file() else None
-    except Exception as error:  # such as one of YAML
+    except (OSError, ValueError, import_module("yaml").YAMLError) as error:
         raise ValueError(f"{card} cannot be read: {error}") from error
     if "configs" in (about or {}):
         return []
