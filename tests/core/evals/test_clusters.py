@@ -86,6 +86,26 @@ def test_a_change_of_whole_clusters_is_no_difference_of_many_tasks():
     assert (same.is_alike, same.p, same.num_clusters) == (True, 0.5, 2)
 
 
+def test_one_cluster_is_not_told_as_one_example():
+    one = paired_difference(
+        "pass@1", [0.0, 1.0, 0.5, 0.0], [1.0, 1.0, 0.5, 1.0], clusters=["a"] * 4
+    )
+    assert (one.low, one.num_clusters) == (None, 1)
+    assert "on 4 examples in 1 cluster, which shows nothing about others" in sentence(one)
+    two = paired_difference("pass@1", [0, 1, 0, 0], [1, 0, 1, 1], clusters=["a", "a", "b", "b"])
+    assert "too few clusters to find" in sentence(two)
+
+
+@pytest.mark.parametrize("clusters", [["a", "a", "b", "b"], ["a"] * 4, ["a", "b", "a", "b"]])
+def test_examples_are_alike_only_if_each_of_them_is(clusters):
+    # Within a cluster, what one example gained another has lost.
+    before, after = ([0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0])
+    found = paired_difference("pass@1", before, after, clusters=clusters)
+    assert (found.change, found.is_alike) == (0.0, False)
+    assert "changed by the same" not in sentence(found)
+    assert paired_difference("pass@1", before, before, clusters=clusters).is_alike
+
+
 class Passages(SingleTurnEnvironment):
     """Three passages with two questions each."""
 

@@ -44,7 +44,7 @@ class Difference:
     after: float
     """Mean of the second eval over the same tasks."""
     low: float | None
-    """Lower end of the 95% interval of after - before; None with fewer than 2 tasks."""
+    """Lower end of the 95% interval of after - before; None with fewer than 2 tasks or clusters."""
     high: float | None
     """Upper end of the interval."""
     p: float | None
@@ -53,8 +53,8 @@ class Difference:
     detectable: float | None
     """Least true difference that these tasks would show in 4 of 5 such comparisons.
 
-    None where all tasks changed by the same (`is_alike`), so that no spread is seen, and where they
-    are so few that even the largest difference that there can be would not be found so often.
+    None where all tasks, or all clusters, changed by the same, so that no spread is seen, and where
+    they are so few that even the largest difference that there can be would not be found so often.
     """
     num_tasks: int
     """Number of tasks that both evals scored."""
@@ -184,10 +184,9 @@ def paired_difference(
     changes_N = [change / span for change in changes_N]
     mean = math.fsum(changes_N) / num_tasks
     draws = draws_of(changes_N, clusters)
-    is_alike = are_alike(draws.values)
     if len(draws.values) < 2:
         found = _Change(None, None, None, None)
-    elif is_alike:
+    elif are_alike(draws.values):
         low, high = (2.0 * end - 1.0 for end in ends_of_constant((mean + 1.0) / 2, draws.number))
         p = 1.0 if are_alike([0.0, mean]) else min(1.0, 2.0 * 0.5**draws.number)
         found = _Change(low, high, p, None)
@@ -206,7 +205,7 @@ def paired_difference(
         detectable=detectable,
         num_tasks=num_tasks,
         num_clusters=draws.num_clusters,
-        is_alike=is_alike,
+        is_alike=are_alike(changes_N),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from telescope_core.base.number_text import style_of
 from telescope_core.evals.comparison import ComparedEval, Comparison, Difference
+from telescope_core.evals.stats import format_clusters
 
 _MOST_CHANGES = 3
 """Most changes of code that are named; a new release may change every file."""
@@ -30,7 +31,8 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
             "the two results are not comparable"
         )
     if one.low is None or one.high is None or one.p is None:
-        return f"{one.measure}: {moved} on a single {unit}, which shows nothing about others"
+        on = over_of(one, unit) if one.num_clusters else f"a single {unit}"
+        return f"{one.measure}: {moved} on {on}, which shows nothing about others"
     numbers = (
         f"{one.change:+{style}}, {interval(one.low, one.high, style)}, p {format_p(one.p)}, "
         f"paired over {over_of(one, unit)}"
@@ -40,7 +42,8 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
     if one.is_alike:
         could = f"all {unit}s changed by the same, so what they could show is not known"
     elif one.detectable is None:
-        could = f"too few {unit}s to find even the largest difference 4 times in 5"
+        few = "clusters" if one.num_clusters else f"{unit}s"
+        could = f"too few {few} to find even the largest difference 4 times in 5"
     else:
         could = f"a true difference of {one.detectable:{style}} would be found 4 times in 5"
     return f"{one.measure}: no difference shown, {moved} ({numbers}; {could})"
@@ -49,7 +52,7 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
 def over_of(one: Difference, unit: str = "example") -> str:
     """Return the number of examples that are compared, and of their clusters."""
     tasks = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
-    return f"{tasks} in {one.num_clusters} clusters" if one.num_clusters else tasks
+    return f"{tasks} in {format_clusters(one.num_clusters)}" if one.num_clusters else tasks
 
 
 def style_of_difference(one: Difference) -> str:
