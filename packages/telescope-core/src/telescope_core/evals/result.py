@@ -26,7 +26,6 @@ from telescope_core.base.types import (
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.evals.stats import (
     Estimate,
-    format_clusters,
     mean_of_rewards,
     success_rate,
 )
@@ -255,8 +254,8 @@ def clusters_note(result: EvalResult) -> str:
     if not found or not found[0].num_clusters:
         return ""
     return (
-        f"The {found[0].num_tasks} scored examples are in {format_clusters(found[0].num_clusters)} "
-        "of examples that depend on each other; intervals are over clusters."
+        f"The {found[0].num_tasks} scored examples are in {found[0].num_clusters} "
+        f"cluster{'s' * (found[0].num_clusters > 1)} of examples that depend on each other; intervals are over clusters."
     )
 
 

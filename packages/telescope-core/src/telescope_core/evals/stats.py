@@ -67,11 +67,6 @@ class Draws(NamedTuple):
         return 0 if sum(self.sizes) == len(self.sizes) else len(self.sizes)
 
 
-def format_clusters(number: int) -> str:
-    """Return a number of clusters as text."""
-    return f"{number} cluster" + ("" if number == 1 else "s")
-
-
 def draws_of(values_N: Sequence[float], clusters_N: Sequence[str] = ()) -> Draws:
     """Return the independent draws in one value per task; tasks of one cluster are one draw.
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from telescope_core.base.number_text import style_of
 from telescope_core.evals.comparison import ComparedEval, Comparison, Difference
-from telescope_core.evals.stats import format_clusters
 
 _MOST_CHANGES = 3
 """Most changes of code that are named; a new release may change every file."""
@@ -52,7 +51,8 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
 def over_of(one: Difference, unit: str = "example") -> str:
     """Return the number of examples that are compared, and of their clusters."""
     tasks = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
-    return f"{tasks} in {format_clusters(one.num_clusters)}" if one.num_clusters else tasks
+    many = "s" * (one.num_clusters > 1)
+    return f"{tasks} in {one.num_clusters} cluster{many}" if one.num_clusters else tasks
 
 
 def style_of_difference(one: Difference) -> str:
