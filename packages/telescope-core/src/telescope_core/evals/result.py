@@ -255,7 +255,8 @@ def clusters_note(result: EvalResult) -> str:
         return ""
     return (
         f"The {found[0].num_tasks} scored examples are in {found[0].num_clusters} "
-        f"cluster{'s' * (found[0].num_clusters > 1)} of examples that depend on each other; intervals are over clusters."
+        f"cluster{'s' * (found[0].num_clusters > 1)} of examples that depend on each other; "
+        "intervals are over clusters."
     )
 
 
