@@ -1,6 +1,8 @@
 """Turns on one GPU. The GPU is a stand-in that counts: nothing here has run on a real one."""
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -85,6 +87,41 @@ def test_what_is_scored_in_between_costs_a_server_no_weights():
                 pass
         async with GpuSharing().trainers_turn():
             pass
+
+    asyncio.run(main())
+
+
+def test_a_turn_that_was_broken_off_is_taken_from_its_beginning():
+    """As when a rank dies meanwhile: the next ones load the model in the trainer's turn."""
+
+    async def main() -> None:
+        gpu: Any = Gpu()
+        gpu_sharing = shared(gpu, level=2)
+
+        async def broken_off(turn: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.create_task(turn)
+            await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        async with gpu_sharing.servers_turn():  # a server starts
+            await broken_off(gpu_sharing.trainer_works())
+            working = asyncio.create_task(gpu_sharing.trainer_works())
+            await asyncio.sleep(0)
+            assert not working.done()
+            assert not gpu.calls
+        await working
+        await gpu.train()
+        obeys = gpu.control
+        gpu.control = lambda *told, **named: asyncio.Event().wait()
+        await broken_off(gpu_sharing.servers_work())  # while servers wake
+        gpu.control = obeys
+        await gpu_sharing.trainer_works()
+        await gpu.train()
+        await gpu_sharing.servers_work()
+        assert gpu.held == {"server": 60, "rank": 20}
+        assert gpu.calls == ["/sleep?level=2&mode=wait"] * 2 + ["/wake_up"]
 
     asyncio.run(main())
 

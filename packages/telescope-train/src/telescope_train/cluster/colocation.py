@@ -106,19 +106,27 @@ class SharedGpu(GpuSharing):
         self._servers = servers
         self._ranks = ranks
         self._turns = _Turns()
+        self._are_asleep = False
+        """Whether all servers have given their memory back, and none was told to wake since."""
 
     async def trainer_works(self) -> None:
         """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
-        if self._turns.is_servers:
+        # Whose turn it is does not tell: a call that was canceled may have got only so far.
+        if not self._are_asleep:
             await self._turns.give_to_trainer()
-            await self._servers.sleep()
+            await self._sleep()
 
     async def servers_work(self) -> None:
         """Wake the servers if they sleep; they have no weights until the next update."""
         if not self._turns.is_servers:
             await self._ranks.free_cached_memory()
+            self._are_asleep = False
             await self._servers.wake()
             await self._turns.give_to_servers()
+
+    async def _sleep(self, *, keeps_weights: bool = False) -> None:
+        await self._servers.sleep(keeps_weights=keeps_weights)
+        self._are_asleep = True
 
     @asynccontextmanager
     async def servers_turn(self) -> AsyncIterator[None]:
@@ -131,7 +139,7 @@ class SharedGpu(GpuSharing):
         """Put the servers to sleep during the block. It must begin in the servers' turn."""
         assert self._turns.is_servers, "servers that sleep may have forgotten their weights"
         await self._turns.give_to_trainer()
-        await self._servers.sleep(keeps_weights=True)
+        await self._sleep(keeps_weights=True)
         yield
         await self.servers_work()
 
