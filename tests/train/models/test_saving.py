@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from telescope_train.models.load import load_model
 from telescope_train.models.saving import save_generation_config, save_model
@@ -31,6 +33,25 @@ def test_a_generation_config_that_transformers_refuses_to_save_loses_no_model(fo
     assert (tmp_path / "saved" / "model.safetensors.index.json").is_file()
     assert config_in(tmp_path / "saved") == config_in(folder)
     assert lm.generation_config is before
+
+
+class Plain(PreTrainedModel):
+    """As the code that comes with a model may be: transformers gives it no generation config."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.lm_head = torch.nn.Linear(4, 8)
+        self.post_init()
+
+
+def test_a_model_that_cannot_generate_is_saved_without_such_a_config(tmp_path):
+    model = Plain(PretrainedConfig())
+    assert not model.can_generate()
+    save_model(model, tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / "generation_config.json").exists()
 
 
 def test_the_generation_config_of_a_model_is_saved_by_itself(folder, tmp_path):

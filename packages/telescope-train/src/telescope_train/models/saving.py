@@ -18,7 +18,10 @@ def save_model(lm: "PreTrainedModel", folder: Path, **options: Any) -> None:
     """Write `lm` as its `save_pretrained` does with `options`, whatever its generation config."""
     from transformers import GenerationConfig
 
-    config = lm.generation_config
+    config = getattr(lm, "generation_config", None)
+    if config is None:  # code that comes with a model need not be able to generate
+        lm.save_pretrained(folder, **options)
+        return
     lm.generation_config = GenerationConfig()
     try:
         lm.save_pretrained(folder, **options)
