@@ -273,15 +273,17 @@ def test_groups_without_advantage_are_dropped_and_counted_by_reason():
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("rule", ["outcome", "shared", "per_agent"])
 @pytest.mark.parametrize("num_teaching", [1, 4, 16])
 def test_groups_that_are_left_out_are_in_no_deviation_as_if_they_had_been_rejected(
-    name, num_teaching
+    name, rule, num_teaching
 ):
     teaching = [group(f"t{n}", [1.0, 0.0, 0.25]) for n in range(num_teaching)]
     equal = [group(f"e{n}", [1.0] * 3) for n in range(16 - num_teaching)]
 
     def sizes(groups, **settings_) -> list[float]:
-        rules = replace(rules_of(norm="batch", **settings_), algorithm=load_algorithm(name))
+        rules = rules_of(norm="batch", branch_credit=rule, **settings_)
+        rules = replace(rules, algorithm=load_algorithm(name))
         return [abs(sample.advantage) for sample in assign_credit(groups, rules).samples]
 
     found = sizes([*teaching, *equal])
@@ -571,6 +573,28 @@ def test_seats_of_a_match_are_compared_with_the_same_seat(rule):
     assert by_branch(result) == {
         index: pytest.approx([x, y, x]) for index, (x, y) in enumerate(zip(x_G, y_G, strict=True))
     }
+
+
+def test_matches_that_are_left_out_are_in_no_deviation_of_a_seat():
+    def match(name: str, *won_by_x: float) -> Group:
+        played = group(name, [0.5] * len(won_by_x))
+        seats = [
+            replace(
+                one,
+                turns=tuple(replace(one.turns[0], agent=seat) for seat in "xy"),
+                agent_rewards={"x": won, "y": 0.5},
+            )
+            for one, won in zip(played.rollouts, won_by_x, strict=True)
+        ]
+        return replace(played, rollouts=tuple(seats))
+
+    teaching = [match("a", 1.0, 0.0, 0.5), match("b", 0.0, 1.0, 0.0)]
+    equal = [match(f"e{n}", 0.5, 0.5, 0.5) for n in range(14)]
+    found = credit(*teaching, *equal, norm="batch")
+    assert set(found.discarded) == {one.id for one in equal}
+    alone = credit(*teaching, norm="batch")
+    assert [one.advantage for one in found.samples] == [one.advantage for one in alone.samples]
+    assert found.of_agents["e0", 0] == {"x": 0.0, "y": 0.0}
 
 
 def test_a_seat_of_a_match_bears_its_own_penalties_alone():

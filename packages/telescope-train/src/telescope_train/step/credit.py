@@ -7,7 +7,7 @@ Letters: N rollouts of the batch, G groups or rollouts of one group, B branches 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -138,7 +138,8 @@ def assign_credit(
     shaped = partial(_shaped, ranges=ranges, shaping=shaping)
     rewards = {key: shaped(rollouts, None) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
-    if config.rollout.discard_group_zero_advantage and _divides_by_batch(rules):
+    leaves_out = config.rollout.discard_group_zero_advantage and _divides_by_batch(rules)
+    if leaves_out:
         # Zeros would lower the deviation, and the fewer groups teach, the larger would be the step.
         teaching = {key: rewards[key] for key, one in advantages.items() if one.any()}
         advantages |= _advantages(teaching, rules.algorithm, section.advantage_norm)
@@ -151,6 +152,8 @@ def assign_credit(
     # in the config overrides the one that the environment declares.
     branches = _BranchCredit(usable, shaped, by_rollout, rules)
     told_apart = branches.told_apart_by_seats
+    if leaves_out:
+        branches.leave_out({key for key, one in advantages.items() if not one.any()} - told_apart)
     needs_no_group = rules.algorithm.min_group_size < 2 and rules.algorithm.compares == "batch"
     if needs_no_group and any(one.any() for one in advantages.values()):
         # Compared with the whole batch, a reward at its mean teaches as much as one beside it.
@@ -240,19 +243,37 @@ class _BranchCredit:
             if self._rule == "per_agent" or key in self._matches
         }
         agents = set[str]().union(*(agents_of(group) for group in compared.values()))
-        norm = rules.config.algorithm.advantage_norm
-        for agent in sorted(agents):
-            # Whether an agent takes part is decided by another one, so the rollouts without it are
-            # no part of its baseline.
-            played = {key: taking_part(group, agent) for key, group in compared.items()}
-            rewards = {
+        self._rules = rules
+        # Whether an agent takes part is decided by another one, so the rollouts without it are no
+        # part of its baseline.
+        self._played = {
+            agent: {key: taking_part(group, agent) for key, group in compared.items()}
+            for agent in sorted(agents)
+        }
+        self._rewards = {
+            agent: {
                 # A seat answers for its own length and distance, as it does for its own reward.
                 key: shaped(group, agent if key in self._matches else None)
                 for key, group in played.items()
                 if len(group) >= max(1, rules.algorithm.min_group_size)
             }
-            for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
-                for one, advantage in zip(played[key], advantages_G.tolist(), strict=True):
+            for agent, played in self._played.items()
+        }
+        self._compare()
+
+    def leave_out(self, groups: Set[str]) -> None:
+        """Compare again without `groups`, in which every advantage is 0."""
+        for rewards in self._rewards.values():
+            for key in groups & rewards.keys():
+                del rewards[key]
+        self._compare()
+
+    def _compare(self) -> None:
+        norm = self._rules.config.algorithm.advantage_norm
+        for agent, rewards in self._rewards.items():
+            for key, advantages_G in _advantages(rewards, self._rules.algorithm, norm).items():
+                played = self._played[agent][key]
+                for one, advantage in zip(played, advantages_G.tolist(), strict=True):
                     self._of_agents[(key, one.index), agent] = advantage
                 if key in self._matches and advantages_G.any():
                     self.told_apart_by_seats.add(key)
