@@ -107,14 +107,14 @@ class SharedGpu(GpuSharing):
         self._ranks = ranks
         self._turns = _Turns()
         self._are_asleep = False
-        """Whether all servers have given their memory back, and none was told to wake since."""
 
     async def trainer_works(self) -> None:
         """Put the servers to sleep if they are awake; first waits for blocks in `servers_turn`."""
-        # Whose turn it is does not tell: a call that was canceled may have got only so far.
+        # Whose turn it is does not tell it: a call that was canceled may have got only so far.
         if not self._are_asleep:
             await self._turns.give_to_trainer()
-            await self._sleep()
+            await self._servers.sleep()
+            self._are_asleep = True
 
     async def servers_work(self) -> None:
         """Wake the servers if they sleep; they have no weights until the next update."""
@@ -123,10 +123,6 @@ class SharedGpu(GpuSharing):
             self._are_asleep = False
             await self._servers.wake()
             await self._turns.give_to_servers()
-
-    async def _sleep(self, *, keeps_weights: bool = False) -> None:
-        await self._servers.sleep(keeps_weights=keeps_weights)
-        self._are_asleep = True
 
     @asynccontextmanager
     async def servers_turn(self) -> AsyncIterator[None]:
@@ -139,7 +135,7 @@ class SharedGpu(GpuSharing):
         """Put the servers to sleep during the block. It must begin in the servers' turn."""
         assert self._turns.is_servers, "servers that sleep may have forgotten their weights"
         await self._turns.give_to_trainer()
-        await self._sleep(keeps_weights=True)
+        await self._servers.sleep(keeps_weights=True)
         yield
         await self.servers_work()
 

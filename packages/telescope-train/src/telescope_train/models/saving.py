@@ -18,10 +18,7 @@ def save_model(lm: "PreTrainedModel", folder: Path, **options: Any) -> None:
     """Write `lm` as its `save_pretrained` does with `options`, whatever its generation config."""
     from transformers import GenerationConfig
 
-    config = getattr(lm, "generation_config", None)
-    if config is None:  # code that comes with a model need not be able to generate
-        lm.save_pretrained(folder, **options)
-        return
+    config = getattr(lm, "generation_config", None)  # code of a model's own may generate nothing
     lm.generation_config = GenerationConfig()
     try:
         lm.save_pretrained(folder, **options)
@@ -37,11 +34,11 @@ def save_generation_config(model: str, folder: Path) -> None:
     config = None
     with suppress(OSError):
         config = GenerationConfig.from_pretrained(locate_model(model))
-    if config is not None:
-        _write(config, folder)
+    _write(config, folder)
 
 
-def _write(config: "GenerationConfig", folder: Path) -> None:
+def _write(config: "GenerationConfig | None", folder: Path) -> None:
     # The compile config is no JSON, and not of the model.
     path = folder / "generation_config.json"
-    config.to_json_file(path, use_diff=True, keys_to_pop=["compile_config"])
+    if config is not None:
+        config.to_json_file(path, use_diff=True, keys_to_pop=["compile_config"])

@@ -153,7 +153,8 @@ def assign_credit(
     branches = _BranchCredit(usable, shaped, by_rollout, rules)
     told_apart = branches.told_apart_by_seats
     if leaves_out:
-        branches.leave_out({key for key, one in advantages.items() if not one.any()} - told_apart)
+        left_out = {key for key, one in advantages.items() if not one.any()} - told_apart
+        branches = _BranchCredit(usable, shaped, by_rollout, rules, left_out)
     needs_no_group = rules.algorithm.min_group_size < 2 and rules.algorithm.compares == "batch"
     if needs_no_group and any(one.any() for one in advantages.values()):
         # Compared with the whole batch, a reward at its mean teaches as much as one beside it.
@@ -166,16 +167,14 @@ def assign_credit(
     # Too small a group has no baseline, so it goes even if groups of equal rewards are kept.
     discarded = no_credit if config.rollout.discard_group_zero_advantage else too_few
     # After advantages: without the filtered rollouts the baseline would favor the others.
-    filtered = _filtered([r for r in everything if r.group_id not in discarded], rules)
+    remaining = [r for r in everything if r.group_id not in discarded]
+    filtered = _filtered(remaining, rules)
     emptied = {
         key: NoCredit.ALL_FILTERED
         for key, rollouts in usable.items()
         if key not in discarded and all((key, r.index) in filtered for r in rollouts)
     }
-    left_out = filtered.keys() | {
-        (r.group_id, r.index) for r in everything if r.group_id in discarded
-    }
-    trained = [r for r in everything if (r.group_id, r.index) not in left_out]
+    trained = [r for r in remaining if (r.group_id, r.index) not in filtered]
     samples = _samples(trained, branches, rules, built or {})
     of_agents = {(r.group_id, r.index): told for r in everything if (told := branches.told(r))}
     told = {key: [one] for key, one in by_rollout.items()} | {
@@ -225,10 +224,11 @@ class _BranchCredit:
         shaped: Callable[[Sequence[Rollout], str | None], NDArray[np.float64]],
         advantages: Mapping[RolloutKey, float],
         rules: CreditRules,
+        without: Set[str] = frozenset(),
     ) -> None:
         """`shaped` returns the rewards of rollouts, or of one agent in them, [G].
 
-        `advantages` are computed from rewards of `usable` ones.
+        `advantages` are computed from rewards of `usable` ones. `without`: groups not to compare.
         """
         self._rule = rules.config.algorithm.branch_credit
         self._advantages = advantages
@@ -240,40 +240,22 @@ class _BranchCredit:
         compared = {
             key: group
             for key, group in usable.items()
-            if self._rule == "per_agent" or key in self._matches
+            if key not in without and (self._rule == "per_agent" or key in self._matches)
         }
         agents = set[str]().union(*(agents_of(group) for group in compared.values()))
-        self._rules = rules
-        # Whether an agent takes part is decided by another one, so the rollouts without it are no
-        # part of its baseline.
-        self._played = {
-            agent: {key: taking_part(group, agent) for key, group in compared.items()}
-            for agent in sorted(agents)
-        }
-        self._rewards = {
-            agent: {
+        norm = rules.config.algorithm.advantage_norm
+        for agent in sorted(agents):
+            # Whether an agent takes part is decided by another one, so the rollouts without it are
+            # no part of its baseline.
+            played = {key: taking_part(group, agent) for key, group in compared.items()}
+            rewards = {
                 # A seat answers for its own length and distance, as it does for its own reward.
                 key: shaped(group, agent if key in self._matches else None)
                 for key, group in played.items()
                 if len(group) >= max(1, rules.algorithm.min_group_size)
             }
-            for agent, played in self._played.items()
-        }
-        self._compare()
-
-    def leave_out(self, groups: Set[str]) -> None:
-        """Compare again without `groups`, in which every advantage is 0."""
-        for rewards in self._rewards.values():
-            for key in groups & rewards.keys():
-                del rewards[key]
-        self._compare()
-
-    def _compare(self) -> None:
-        norm = self._rules.config.algorithm.advantage_norm
-        for agent, rewards in self._rewards.items():
-            for key, advantages_G in _advantages(rewards, self._rules.algorithm, norm).items():
-                played = self._played[agent][key]
-                for one, advantage in zip(played, advantages_G.tolist(), strict=True):
+            for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
+                for one, advantage in zip(played[key], advantages_G.tolist(), strict=True):
                     self._of_agents[(key, one.index), agent] = advantage
                 if key in self._matches and advantages_G.any():
                     self.told_apart_by_seats.add(key)
