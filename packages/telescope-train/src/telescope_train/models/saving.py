@@ -18,7 +18,7 @@ def save_model(lm: "PreTrainedModel", folder: Path, **options: Any) -> None:
     """Write `lm` as its `save_pretrained` does with `options`, whatever its generation config."""
     from transformers import GenerationConfig
 
-    config = getattr(lm, "generation_config", None)  # code of a model's own may generate nothing
+    config: Any = getattr(lm, "generation_config", None)  # a model of own code may have none
     lm.generation_config = GenerationConfig()
     try:
         lm.save_pretrained(folder, **options)
