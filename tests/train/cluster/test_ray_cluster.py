@@ -217,6 +217,18 @@ def test_the_token_is_for_this_user_alone_and_needs_no_home(
     assert module.TOKEN_PATH_VARIABLE not in os.environ
 
 
+def test_only_a_run_that_shows_logs_has_who_looks_for_them_whatever_ran_before_it(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = module.Node.start_log_monitor
+    monkeypatch.setattr(module, "_LOG_MONITOR", own)
+    monkeypatch.setattr(module.Node, "start_log_monitor", own)
+    monkeypatch.setattr(module.ray, "init", lambda **_: None)
+    for debug in (False, True, False):
+        with ray_cluster(RaySection(), BUNDLES, debug=debug):
+            assert (module.Node.start_log_monitor is own) == debug
+
+
 def test_a_signal_while_ray_starts_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:

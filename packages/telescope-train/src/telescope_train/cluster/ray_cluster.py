@@ -48,6 +48,7 @@ its own processes died is to be known first."""
 ENDED_WITHIN_S = 3.0
 """Seconds after the end of our own cluster within which its processes have to end."""
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+_LOG_MONITOR = Node.start_log_monitor
 _PID = re.compile(r"\bpid: (\d+)")
 KEPT_LOG_BYTES = 2**20
 """Most bytes that are kept of each log of our own cluster after a failure."""
@@ -348,8 +349,7 @@ def _start(options: dict[str, Any]) -> None:
     # Nobody asks this cluster for its pages or jobs: the process takes a second and 120 MB.
     Node.start_api_server = lambda self, **options: None
     # Another process, which looks for new lines in all logs. Only a driver that shows them asks.
-    if not options["log_to_driver"]:
-        Node.start_log_monitor = lambda self: None
+    Node.start_log_monitor = _LOG_MONITOR if options["log_to_driver"] else lambda self: None
     services.ConsolePopen = _RayProcess
     # The end of that log comes from an agent of Ray, on stdout. `HeadProcesses` tells the death.
     stdout_deduplicator.skip_re = re.compile("^Raylet is terminated")
