@@ -29,7 +29,10 @@ def run(*words):
 @pytest.mark.parametrize(
     "template",
     # The tutorial of publishing, which test_publishing_docs runs, does the same with the first.
-    [pytest.param("single-turn", marks=pytest.mark.nightly), *sorted({*TEMPLATES} - {"single-turn"})],
+    [
+        pytest.param("single-turn", marks=pytest.mark.nightly),
+        *sorted({*TEMPLATES} - {"single-turn"}),
+    ],
 )
 def test_a_new_project_passes_its_own_tests_and_validation(template, tmp_path, fresh_python):
     made = create_project(tmp_path / "new", owner="acme", name="first-one", template=template)

@@ -55,7 +55,7 @@ print(json.dumps({
 }))
 """
 PLAIN_CODE = {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Torch tries no instructions of this CPU and starts no processes; both take longer than a layer."""
+"""No instructions of this CPU are tried and no processes started: both take longer than a layer."""
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,8 @@ def test_the_tiny_model_is_reproducible_and_small(tiny_of_quickstart, tmp_path):
     loaded = load_model(str(tiny_of_quickstart))
     assert 500_000 < loaded.model.num_parameters() < 700_000
     assert loaded.vocab_size == len(AutoTokenizer.from_pretrained(tiny_of_quickstart)) == 103
-    assert json.loads((tiny_of_quickstart / "config.json").read_text())["tie_word_embeddings"] is True
+    config = json.loads((tiny_of_quickstart / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
 
 
 def test_the_character_tokenizer_loses_nothing_it_knows(tokenizer):
