@@ -300,6 +300,7 @@ def main() -> None:
     """Count, predict, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--shapes", type=int, default=len(QWEN3), help="only so many, the first")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
     small = QWEN3[0]
@@ -330,7 +331,11 @@ def main() -> None:
     for shape, seq_len, recomputed in (
         *((small, 8_192, one) for one in (True, False)),
         *((small, 32_768, one) for one in (True, False)),
-        *((shape, seq_len, False) for shape in QWEN3[1:] for seq_len in (8_192, 32_768)),
+        *(
+            (shape, seq_len, False)
+            for shape in QWEN3[1 : args.shapes]
+            for seq_len in (8_192, 32_768)
+        ),
     ):
         lengths = sample_lengths(np.random.default_rng(0), seq_len, BATCHES)
         seconds = step_s(shape, lengths, recomputed=recomputed)

@@ -24,7 +24,7 @@ LIMITS = {
 @pytest.mark.slow
 def test_a_step_launches_and_moves_no_more_than_its_limits(tmp_path):
     subprocess.run(
-        [sys.executable, BENCHMARK, "--results", tmp_path],
+        [sys.executable, BENCHMARK, "--shapes", "1", "--results", tmp_path],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=2900,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.asking import ask
 from tests.contracts.test_environments import CASES as ANSWERED
-from tests.contracts.test_interactive import CASES as INTERACTIVE
+from tests.contracts.test_environments import INTERACTIVE
 
 from telescope_core import Rollout, RolloutStatus, Sampling, Split
 from telescope_core.finding.locate import load_environment_class

@@ -57,6 +57,15 @@ CASES = [
     (CALLS, {}),
     (CALLS, {"tool_call_format": "xml", "min_calls": 3}),
 ]
+INTERACTIVE = [
+    (ALPHABET, {}),
+    (ALPHABET, {"max_rounds": 5, "sort_by": "last", "power": 1.0}),
+    (WIKI, {}),
+    (WIKI, {"tool_call_format": "native", "max_results": 1}),
+    (DEEPDIVE, {}),
+    (GAMES, {}),
+]
+"""Those that answer the policy, which `test_interactive` plays."""
 NUM_EXAMPLES = 40
 each = pytest.mark.parametrize(("factory", "settings"), CASES)
 
@@ -102,8 +111,10 @@ def ids_in_another_process(cases: list[tuple[str, dict]]) -> list[list[list[str]
 
 @pytest.mark.slow
 def test_ids_are_equal_in_another_process():
-    elsewhere = ids_in_another_process(CASES)
-    for case, here, there in zip(CASES, ids_here(CASES), elsewhere, strict=True):
+    """With settings; without any, `test_all_first_party` compares two processes."""
+    cases = [case for case in [*CASES, *INTERACTIVE] if case[1]]
+    elsewhere = ids_in_another_process(cases)
+    for case, here, there in zip(cases, ids_here(cases), elsewhere, strict=True):
         assert there == here, case
 
 

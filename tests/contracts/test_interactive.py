@@ -5,31 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 from tests.asking import ask
-from tests.contracts.test_environments import (
-    ALPHABET,
-    DEEPDIVE,
-    GAMES,
-    WIKI,
-    examples,
-    ids_here,
-    ids_in_another_process,
-    opened,
-)
+from tests.contracts.test_environments import INTERACTIVE, examples, opened
 
 from telescope_core import Environment, Rollout, RolloutStatus, Sampling, Split
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 
-CASES = [
-    (ALPHABET, {}),
-    (ALPHABET, {"max_rounds": 5, "sort_by": "last", "power": 1.0}),
-    (WIKI, {}),
-    (WIKI, {"tool_call_format": "native", "max_results": 1}),
-    (DEEPDIVE, {}),
-    (GAMES, {}),
-]
 NUM_IDS = 20
-each = pytest.mark.parametrize(("factory", "settings"), CASES)
+each = pytest.mark.parametrize(("factory", "settings"), INTERACTIVE)
 
 
 def gold_of(environment: Environment, index: int, split: Split = Split.EVAL) -> Sequence[str]:
@@ -46,13 +29,6 @@ async def played(environment: Environment, index: int, replies: Sequence[str]) -
     rollout = await client.play(request, ScriptedClient(replies).policy("r"))
     assert rollout.status is RolloutStatus.KEPT, rollout.error
     return rollout
-
-
-@pytest.mark.slow
-def test_ids_are_equal_in_another_process():
-    elsewhere = ids_in_another_process(CASES)
-    for case, here, there in zip(CASES, ids_here(CASES), elsewhere, strict=True):
-        assert there == here, case
 
 
 @each
