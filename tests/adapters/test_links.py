@@ -281,14 +281,10 @@ def test_old_versions_of_verifiers_are_played():
 
 def test_what_is_linked_needs_the_package_that_plays_it(monkeypatch):
     monkeypatch.setattr("telescope_core.finding.schemes.entry_points", lambda group: [])
-    schemes._adapters.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match="pip install telescope-adapters"):
-            locate_environment("gym:FrozenLake-v1")
-        with pytest.raises(UnknownNameError, match="gym"):
-            schemes.require_adapted("gmy:FrozenLake-v1")
-    finally:
-        schemes._adapters.cache_clear()
+    with pytest.raises(ConfigError, match="pip install telescope-adapters"):
+        locate_environment("gym:FrozenLake-v1")
+    with pytest.raises(UnknownNameError, match="gym"):
+        schemes.require_adapted("gmy:FrozenLake-v1")
 
 
 def test_a_link_to_an_adapter_that_moved_is_made_again(tmp_path, monkeypatch):
