@@ -44,7 +44,7 @@ def project(place):
 
 
 @pytest.fixture
-def validated_before(first_push, monkeypatch):
+def as_before(first_push):
     """Read and build what is pushed as always, but do not play what the first push has played."""
 
     def validated(copy: Path, options: ValidationOptions, *, interpreter: str):
@@ -52,7 +52,12 @@ def validated_before(first_push, monkeypatch):
         about = ("environment", "version", "wheel_sha256")
         return first_push[1].model_copy(update={name: getattr(of_files, name) for name in about})
 
-    monkeypatch.setattr(push, "validate_project", validated)
+    return validated
+
+
+@pytest.fixture
+def validated_before(as_before, monkeypatch):
+    monkeypatch.setattr(push, "validate_project", as_before)
 
 
 @pytest.fixture
@@ -85,7 +90,9 @@ def test_the_same_bytes_again_are_a_success_and_change_nothing(place, project):
     assert tree(place / "registry") == before
 
 
-def test_a_dependency_that_this_python_lacks_is_installed_once(place, project, monkeypatch):
+def test_a_dependency_that_this_python_lacks_is_installed_once(
+    place, project, as_before, monkeypatch
+):
     environment = project / "src/telescope_env_acme_sorted/environment.py"
     environment.write_text(f"import helper_of_sorted\n{environment.read_text()}")
     about = project / "pyproject.toml"
@@ -99,7 +106,10 @@ def test_a_dependency_that_this_python_lacks_is_installed_once(place, project, m
         index.add_source("helper-of-sorted", "1.0")
         with pytest.raises(EnvironmentLoadError, match="--allow-sdist helper-of-sorted"):
             publish(project, **to)
-        allowed = publish(project, allow_sdist=("helper-of-sorted",), progress=steps.append, **to)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(push, "validate_project", as_before)
+            sources = ("helper-of-sorted",)
+            allowed = publish(project, allow_sdist=sources, progress=steps.append, **to)
         del index.asked[:]
         index.add("helper-of-sorted", "1.0")
         plain = publish(project, **to)

@@ -7,6 +7,7 @@ from tests.envs.projects import write_project
 from typer.testing import CliRunner
 
 from telescope_cli.env.app import app
+from telescope_core.graders.mathematics import MathGrader
 from telescope_core.probes.near_gold import NEAR_GOLD, near_answers
 
 RUN = CliRunner()
@@ -106,16 +107,19 @@ def test_answers_that_cannot_be_changed_are_said(tmp_path):
     )
 
 
+@pytest.fixture(scope="module")
+def grader():
+    one = MathGrader()
+    yield one
+    one.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", ["7", "-12", "1,000", "3/4", "2.5", "x+1", "(1, 2)", "17\\text{ km}", "50\\%", "0"]
 )
-def test_near_answers_are_worth_something_else(answer):
-    from telescope_core.graders.mathematics import MathGrader
-
-    grader = MathGrader()
+def test_near_answers_are_worth_something_else(grader, answer):
     near = near_answers(answer)
     same = {kind: text for kind, text in near.items() if grader.are_equal(text, answer)}
-    grader.close()
     assert near
     assert same == {}
