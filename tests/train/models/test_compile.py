@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from telescope_train.models.tiny import make_tiny_model
 
@@ -60,8 +61,14 @@ PLAIN_CODE = {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What a process of its own printed: what the compiler leaves behind stays there."""
+    """What a process of its own printed: what the compiler leaves behind stays there.
+
+    No size of the model is a number of tokens of the self-tests. Torch takes equal sizes for one,
+    and compiles again when they differ.
+    """
     model = make_tiny_model(tmp_path_factory.mktemp("compiled") / "tiny", seed=0)
+    sizes = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 10}
+    Qwen3ForCausalLM(Qwen3Config.from_pretrained(model, **sizes)).save_pretrained(model)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), str(HERE)],
         env={**os.environ, **PLAIN_CODE},
@@ -77,7 +84,7 @@ def found(tmp_path_factory):
 def test_compiled_layers_give_the_same_gradient(found):
     assert found["same_names"]
     assert 0 < found["difference"] < 1e-5
-    assert 0 < found["graphs"] < 20
+    assert 0 < found["graphs"] < 8, "graphs of a layer serve all of them, and any length"
 
 
 def test_a_batch_is_compared_with_log_probs_of_the_graph_that_is_trained(found):
