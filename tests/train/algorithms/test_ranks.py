@@ -18,6 +18,12 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
+def tiny(tiny_of_quickstart):
+    """A model in which some ratios are beyond the clip."""
+    return tiny_of_quickstart
+
+
+@pytest.fixture(scope="module")
 def alone(tiny):
     """One rank, all samples in one batch."""
     return one_rank(tiny)
