@@ -43,7 +43,8 @@ def config_of(tiny, *, shares=False, **algorithm):
     )
     # At rate 0 both runs have the same weights in every step; Adam would blow rounding up.
     # Where nothing is shared, a rank need not try it at its start.
-    changes = {"seq_len": 32, "learning_rate": 0.0, "share_prefixes": shares}
+    sharing = "auto" if shares else False
+    changes = {"seq_len": 32, "learning_rate": 0.0, "share_prefixes": sharing}
     trainer = config.trainer.model_copy(update=changes)
     return config.model_copy(update={"model": model, "trainer": trainer})
 
