@@ -77,7 +77,7 @@ def tiny(tiny_of_quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     shutil.copytree(tiny_of_quickstart, folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2}
     kinds = ["full_attention"] * 2
     config = Qwen3Config.from_pretrained(folder, **sizes, layer_types=kinds, initializer_range=0.16)
     with torch.random.fork_rng(devices=[]):

@@ -106,9 +106,11 @@ def test_a_dependency_may_not_bring_what_belongs_to_telescope(publish, home, opt
     assert_nothing_installed(home, options)
 
 
-def test_the_package_index_cannot_supply_the_environment(publish, home, options, index):
+def test_index_and_hub_supply_nothing_that_is_the_others(publish, registry, home, options, index):
+    """The environment is that of the Hub, and what it needs is that of the package index."""
     index.add("telescope-env-acme-toy", "99.0", code="raise SystemExit('evil')")
-    index.add("helper-of-toy", "1.0")
+    wheel = index.add("helper-of-toy", "1.0")
+    registry.store.publish(toy_publication("99.0", name="helper-of-toy", code="raise SystemExit"))
     done = install(publish("helper-of-toy"), "toy", options=options)
     assert done.release.version == "0.1.0"
     assert any("helper-of-toy" in path for path in index.asked)
@@ -116,12 +118,6 @@ def test_the_package_index_cannot_supply_the_environment(publish, home, options,
     (venv,) = (home / "venvs").iterdir()
     (package,) = venv.glob("lib/*/site-packages/telescope_env_acme_toy")
     assert package.is_dir()
-
-
-def test_the_hub_cannot_supply_a_dependency(publish, registry, home, options, index):
-    registry.store.publish(toy_publication("99.0", name="helper-of-toy", code="raise SystemExit"))
-    wheel = index.add("helper-of-toy", "1.0")
-    install(publish("helper-of-toy"), "toy", options=options)
     (line,) = [
         line
         for line in read_lock(options.lock).environments[0].requirements

@@ -169,7 +169,7 @@ def test_minibatches_share_inside_of_each_only(tiny, start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_a_step_needs_no_more_memory(tiny, start, checkpointing):
+def test_a_step_needs_no_more_memory(tiny_of_quickstart, start, checkpointing):
     generator = np.random.default_rng(0)
     samples = []
     for number in range(16):
@@ -184,7 +184,7 @@ def test_a_step_needs_no_more_memory(tiny, start, checkpointing):
     for share in (False, True):
         worker = start(
             backend_settings(
-                tiny,
+                tiny_of_quickstart,
                 gradient_checkpointing=checkpointing,
                 share_prefixes="auto" if share else False,
             )

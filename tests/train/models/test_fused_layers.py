@@ -49,9 +49,12 @@ def made(family, **changes):
 
 
 def gradients(model, dtype):
-    """Return hidden states and gradients of one row, in float64."""
+    """Return hidden states and gradients of one row, in float64.
+
+    It is short, as each token is a program that the interpreter runs, and longer than a window.
+    """
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, SIZES["vocab_size"], (1, 11), generator=generator)
+    ids = torch.randint(3, SIZES["vocab_size"], (1, 7), generator=generator)
     model.zero_grad()
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     hidden.backward(torch.randn(hidden.shape, generator=generator).to(dtype))
