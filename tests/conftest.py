@@ -1,11 +1,13 @@
 """What holds for every test: one Hypothesis profile, and failures and times as they come."""
 
+import ast
 import gc
 import json
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,6 +34,28 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     hypothesis.settings.load_profile("ci" if "CI" in os.environ else "telescope")
     config.pluginmanager.register(_AsItHappens(config), "as-it-happens")
+    if sys.version_info < (3, 11, 8):
+        ast.parse = _parse_without_collections
+
+
+_parse = ast.parse
+
+
+def _parse_without_collections(*given: Any, **named: Any) -> Any:
+    """Parse, and collect no garbage meanwhile.
+
+    Python before 3.11.8 counts the depth of all trees that it makes in one place (CPython issue
+    106905). If garbage that is collected while it makes one, or another thread, has it make a
+    second, it raises SystemError, in whatever test that happens: pydantic parses the source of
+    classes, and so do tracebacks that are written.
+    """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _parse(*given, **named)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 class _AsItHappens:
