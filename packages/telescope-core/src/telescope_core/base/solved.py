@@ -5,6 +5,11 @@ REWARD_SLACK = 1e-6
 than 1, and a reward in float32 is up to 6e-8 from the number that was meant."""
 
 
+def reward_slack(*bounds: float) -> float:
+    """Return the rounding allowed where a reward is compared with `bounds`."""
+    return REWARD_SLACK * max(1.0, *map(abs, bounds))
+
+
 def is_solved(reward: float, threshold: float) -> bool:
     """Return whether `reward` reaches the success threshold, but for rounding."""
-    return reward >= threshold - REWARD_SLACK * max(1.0, abs(threshold))
+    return reward >= threshold - reward_slack(threshold)

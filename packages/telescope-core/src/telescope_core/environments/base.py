@@ -22,7 +22,7 @@ from telescope_core.base.errors import (
     UnplayableError,
     nearest,
 )
-from telescope_core.base.solved import REWARD_SLACK
+from telescope_core.base.solved import reward_slack
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.author_errors import contained
 from telescope_core.environments.building import (
@@ -339,7 +339,7 @@ class Environment:
 
         With a wrong range, only the rollouts inside it would count: often those that are not right.
         """
-        slack = REWARD_SLACK * max(1.0, abs(self.reward_min), abs(self.reward_max))
+        slack = reward_slack(self.reward_min, self.reward_max)
         if not self.reward_min - slack <= total <= self.reward_max + slack:
             weights = [f"{f.name} {f.weight:g}" for f in self.score_functions if f.kind != "metric"]
             is_sum = type(self).compute_reward is Environment.compute_reward

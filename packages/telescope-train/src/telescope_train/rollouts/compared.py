@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.base.solved import REWARD_SLACK
+from telescope_core.base.solved import reward_slack
 from telescope_core.base.types import Rollout
 from telescope_train.algorithms.advantages import equal_in_group
 from telescope_train.config.schema import TrainConfig
@@ -26,7 +26,7 @@ class RewardRange(NamedTuple):
     @property
     def slack(self) -> float:
         """Rounding that environments allow at either end: 0.7 + 0.2 + 0.1 is less than 1."""
-        return REWARD_SLACK * max(1.0, abs(self.low), abs(self.high))
+        return reward_slack(*self)
 
 
 def configured_ranges(config: TrainConfig) -> dict[str, RewardRange]:
