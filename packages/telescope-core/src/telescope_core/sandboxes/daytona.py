@@ -52,6 +52,7 @@ class DaytonaProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "daytona"
+    leave = "close"
     limits = _LIMITS
     amounts = _AMOUNTS
 
@@ -67,17 +68,7 @@ class DaytonaProvider(CloudProvider):
         self._image = image
         given = {"api_key": api_key, "api_url": api_url, "target": target}
         self._settings = {name: value for name, value in given.items() if value is not None}
-        self._client: Any = None
         super().__init__()
-
-    async def close(self) -> None:
-        """End the sandboxes that are still open, and leave the service."""
-        try:
-            await super().close()
-        finally:
-            if self._client is not None:
-                client, self._client = self._client, None
-                await client.close()
 
     def _connected(self, sdk: Any) -> Any:
         """Return a client. No request is made: an error means a missing key, not a wrong one."""

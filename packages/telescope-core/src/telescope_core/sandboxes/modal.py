@@ -106,10 +106,12 @@ class _ModalBox:
         return await read_in_shell(self, path)
 
     async def delete(self) -> None:
-        """End it."""
+        """End it, and the SDK's connection to it."""
         sdk = sdk_of("modal")
-        with _translate_errors(), contextlib.suppress(sdk.exception.NotFoundError):
-            await self._box.terminate.aio()
+        with _translate_errors():
+            with contextlib.suppress(sdk.exception.NotFoundError):
+                await self._box.terminate.aio()
+            await self._box.detach.aio()
 
 
 @contextlib.contextmanager

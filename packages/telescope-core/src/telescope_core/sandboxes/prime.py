@@ -52,6 +52,7 @@ class PrimeProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "prime"
+    leave = "aclose"
     limits = _LIMITS
     amounts = _AMOUNTS
 
@@ -59,17 +60,7 @@ class PrimeProvider(CloudProvider):
         """None leaves the key to the SDK, which reads PRIME_API_KEY; `image` is the default."""
         self._image = image
         self._api_key = api_key
-        self._client: Any = None
         super().__init__()
-
-    async def close(self) -> None:
-        """End the sandboxes that are still open, and leave the service."""
-        try:
-            await super().close()
-        finally:
-            if self._client is not None:
-                client, self._client = self._client, None
-                await client.aclose()
 
     async def start(self, spec: SandboxSpec) -> "_PrimeBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""

@@ -61,8 +61,10 @@ def require_amount(name: str, value: object, *, is_whole: bool = False) -> None:
         raise ConfigError(f"{name} must be {kind if is_whole else 'finite'}, got {value!r}")
 
 
-def require_time_limits(timeout_s: object, cpu_timeout_s: object) -> None:
-    """Raise ConfigError unless these are limits of a command; `cpu_timeout_s` may be None."""
+def require_command(argv: Sequence[str], timeout_s: object, cpu_timeout_s: object) -> None:
+    """Raise ValueError without a word, ConfigError for limits that are none; None sets no limit."""
+    if not argv:
+        raise ValueError("a command must have at least one word, got none")
     require_amount("timeout_s of a command", timeout_s)
     if cpu_timeout_s is not None:
         require_amount("cpu_timeout_s of a command", cpu_timeout_s)

@@ -36,9 +36,9 @@ from telescope_core.sandboxes.protocol import (
     StopCause,
     absolute,
     cpu_limits,
+    require_command,
     require_endpoint,
     require_limits,
-    require_time_limits,
     with_cpu_stop,
 )
 
@@ -147,9 +147,7 @@ class RemoteSandbox:
         folder: str | None = None,
     ) -> CommandResult:
         """Run a command; SandboxError if the service failed, not if the command did."""
-        if not argv:
-            raise ValueError("a command must have at least one word, got none")
-        require_time_limits(timeout_s, cpu_timeout_s)
+        require_command(argv, timeout_s, cpu_timeout_s)
         # No command outlives its sandbox; services cannot count some times that are longer.
         timeout_s = min(timeout_s, self._spec.time_to_live_s + _OVERHEAD_S)
         async with self._lock:
@@ -308,9 +306,12 @@ class CloudProvider(ABC):
     """Limits that the service can give one sandbox, and by which means."""
     amounts: Mapping[Limit, ResourceAmount]
     """Amounts of them that it takes."""
+    leave = ""
+    """The method that ends a connection of its SDK, if one is kept in `_client`."""
 
     def __init__(self) -> None:
         self._open: set[RemoteSandbox] = set()
+        self._client: Any = None
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; raises SandboxUnavailableError without the SDK or a valid key."""
@@ -328,9 +329,13 @@ class CloudProvider(ABC):
 
     async def close(self) -> None:
         """Close those that are still open; raises the first error once all were tried."""
-        done = await asyncio.gather(
-            *(sandbox.close() for sandbox in tuple(self._open)), return_exceptions=True
-        )
+        try:
+            closing = [sandbox.close() for sandbox in tuple(self._open)]
+            done = await asyncio.gather(*closing, return_exceptions=True)
+        finally:
+            client, self._client = self._client, None
+            if client is not None:
+                await getattr(client, self.leave)()
         for error in done:
             if error is not None:
                 raise error

@@ -20,8 +20,8 @@ from telescope_core.sandboxes.protocol import (
     StopCause,
     absolute,
     cpu_limits,
+    require_command,
     require_endpoint,
-    require_time_limits,
     with_cpu_stop,
 )
 
@@ -157,9 +157,7 @@ class LocalSandbox:
         folder: str | None = None,
     ) -> CommandResult:
         """Run a command; all processes that it started have ended when this returns."""
-        if not argv:
-            raise ValueError("a command must have at least one word, got none")
-        require_time_limits(timeout_s, cpu_timeout_s)
+        require_command(argv, timeout_s, cpu_timeout_s)
         request = {
             "op": "run",
             "argv": tuple(argv),
