@@ -133,6 +133,13 @@ def test_a_clean_module_has_no_findings_and_the_way_of_blocking_is_told(trial):
     assert not findings.has_failed(Level.LOAD)
 
 
+def test_a_probe_leaves_no_file_open(trial):
+    clean = trial(CLEAN)
+    open_before = psutil.Process().num_fds()
+    check_load(clean, Findings())
+    assert psutil.Process().num_fds() == open_before
+
+
 def test_network_use_at_import_is_found_and_refused(trial):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

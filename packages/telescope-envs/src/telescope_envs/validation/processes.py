@@ -106,7 +106,8 @@ def make_job(
     place: ProbePlace, kind: Kind, factory: str, num_examples: int, *, cuts_network: bool
 ) -> Job:
     """Return a job that writes its answers to the place's scratch folder."""
-    _, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)
+    descriptor, output = tempfile.mkstemp(suffix=".jsonl", dir=place.scratch)
+    os.close(descriptor)
     return Job(
         kind=kind,
         factory=factory,
