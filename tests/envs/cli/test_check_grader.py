@@ -116,10 +116,20 @@ def grader():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "answer", ["7", "-12", "1,000", "3/4", "2.5", "x+1", "(1, 2)", "17\\text{ km}", "50\\%", "0"]
+    "answer",
+    [
+        *("7", "-12", "1,000", "3/4", "2.5", "50\\%", "0", "0 km", "17\\text{ km}"),
+        *("x+1", "1 \\pm \\sqrt{3}", "(1, 2)", "(2, 1, 2)", "[-1, 1]", "(0,1)\\cup(2,3)"),
+    ],
 )
 def test_near_answers_are_worth_something_else(grader, answer):
     near = near_answers(answer)
     same = {kind: text for kind, text in near.items() if grader.are_equal(text, answer)}
     assert near
     assert same == {}
+
+
+def test_letters_of_several_choices_are_no_word():
+    """Whoever answers DCA for ACD has named the same choices."""
+    assert near_answers("ACD") == {}
+    assert near_answers("CAB") == {"other_letters": "bac"}

@@ -55,7 +55,8 @@ def near_answers(answer: str) -> dict[str, str]:
     """Return other answers than `answer`, by kind; none if it is neither mathematics nor a word."""
     word = answer.casefold()
     if len(word) > 2 and word.isalpha() and word != word[::-1]:
-        return {"other_letters": word[::-1]}
+        is_choices = answer.isupper() and sorted(set(word)) == list(word)  # ACD: DCA is the same
+        return {} if is_choices else {"other_letters": word[::-1]}
     value = read_value(answer)
     value = value.value if isinstance(value, Named) else value
     if not _is_mathematics(value):
@@ -64,15 +65,16 @@ def near_answers(answer: str) -> dict[str, str]:
     found: dict[str, str] = {"other_symbol": f"{plain}q", "other_constant": f"{plain}\\pi"}
     if isinstance(value, Grouped):
         if value.kind in _ORDERED and len(value.members) > 1:
-            parts = [member.text for member in reversed(value.members)]
+            parts = [member.text for member in value.members]
             opens, closes = value.kind
-            found["other_order"] = f"{opens}{', '.join(parts)}{closes}"
+            if parts != parts[::-1]:
+                found["other_order"] = f"{opens}{', '.join(parts[::-1])}{closes}"
         found["other_factor"] = f"2{plain}"
         found["off_by_one"] = f"{plain}+1"
     elif isinstance(value, Amount):
         found |= _near_number(value)
-        if value.value == 0:  # nothing times zero is another value
-            found = {kind: text for kind, text in found.items() if kind == "off_by_one"}
+        if value.value == 0:  # in any unit, and times anything, it is the same
+            return {"off_by_one": found["off_by_one"]}
     else:
         found["other_sign"] = f"-({plain})"
         found["other_factor"] = f"2({plain})"
