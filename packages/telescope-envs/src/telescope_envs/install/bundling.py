@@ -118,14 +118,16 @@ def write_bundle(
         root = Path(scratch) / "contents"
         (root / ENVIRONMENTS).mkdir(parents=True)
         (root / PACKAGES).mkdir()
+        fetched: set[str] = set()  # one line, with its hashes, is one file of this platform
         for part in parts:
             progress(f"{part.entry.id} {part.entry.version}: fetching its packages")
             wheel = root / ENVIRONMENTS / part.entry.wheel
             shutil.copyfile(part.wheel, wheel)
             if part.attestation:
                 wheel.with_name(attestation_path(wheel.name)).write_bytes(part.attestation)
-            lines = part.entry.requirements
+            lines = [line for line in part.entry.requirements if line not in fetched]
             download_wheels(lines, root / PACKAGES, needed_by=part.entry.id)
+            fetched.update(lines)
         held = {data: _copied(data, root, progress) for data in chosen}
         parts = [replace(part, entry=_holding(part.entry, held)) for part in parts]
         write_lock(root / LOCK_NAME, Lock().merged(part.entry for part in parts))
