@@ -186,7 +186,7 @@ async def test_an_agent_library_is_trained_on_exactly_what_was_sampled(
             num_first = sum(len({turn.agent for turn in one.turns}) for one in rollouts)
             num_helpers = num_first - len(rollouts)
             fraction = (branched - num_helpers) / (num_turns - num_first)
-            assert credit.metrics["turns/branched"] == fraction >= 0.2
+            assert credit.metrics["turns/branched"] == fraction > 0
             plan = plan_step(credit.samples, rules, packing, version=step)
             row = await ranks.train_step(plan, step)
             assert max(abs(row["mismatch/max"]), abs(row["mismatch/min"])) <= 1e-3

@@ -52,7 +52,6 @@ class DaytonaProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "daytona"
-    leave = "close"
     limits = _LIMITS
     amounts = _AMOUNTS
 
@@ -78,6 +77,10 @@ class DaytonaProvider(CloudProvider):
             raise SandboxUnavailableError(
                 "sandbox provider 'daytona' needs a key; set DAYTONA_API_KEY to one of your account"
             ) from error
+
+    async def leave(self, client: Any) -> None:
+        """Close the connection."""
+        await client.close()
 
     async def start(self, spec: SandboxSpec) -> "_DaytonaBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""

@@ -72,7 +72,6 @@ class DockerProvider(CloudProvider):
         self._image = image
         self._as_image = as_image
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
-        self._client: Any = None
         self.amounts = _AMOUNTS
         self.limits = _LIMITS
         if as_image:
@@ -106,14 +105,9 @@ class DockerProvider(CloudProvider):
         await self._connected()
         return await self._call(lambda: self._built(context, tag), timeout_s)
 
-    async def close(self) -> None:
-        """Remove the containers that are still open, and leave the service."""
-        try:
-            await super().close()
-        finally:
-            if self._client is not None:
-                await self._call(self._client.close)
-                self._client = None
+    async def leave(self, client: Any) -> None:
+        """Close the connection."""
+        await self._call(client.close)
 
     async def _connected(self) -> None:
         async with self._opening:

@@ -52,7 +52,6 @@ class PrimeProvider(CloudProvider):
     """Sandboxes of one account."""
 
     name = "prime"
-    leave = "aclose"
     limits = _LIMITS
     amounts = _AMOUNTS
 
@@ -61,6 +60,10 @@ class PrimeProvider(CloudProvider):
         self._image = image
         self._api_key = api_key
         super().__init__()
+
+    async def leave(self, client: Any) -> None:
+        """Close the connection."""
+        await client.aclose()
 
     async def start(self, spec: SandboxSpec) -> "_PrimeBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""

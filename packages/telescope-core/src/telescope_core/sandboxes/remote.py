@@ -306,8 +306,6 @@ class CloudProvider(ABC):
     """Limits that the service can give one sandbox, and by which means."""
     amounts: Mapping[Limit, ResourceAmount]
     """Amounts of them that it takes."""
-    leave = ""
-    """The method that ends a connection of its SDK, if one is kept in `_client`."""
 
     def __init__(self) -> None:
         self._open: set[RemoteSandbox] = set()
@@ -335,10 +333,14 @@ class CloudProvider(ABC):
         finally:
             client, self._client = self._client, None
             if client is not None:
-                await getattr(client, self.leave)()
+                await self.leave(client)
         for error in done:
             if error is not None:
                 raise error
+
+    async def leave(self, client: Any) -> None:
+        """End the connection to the service, of a provider that keeps one as `_client`."""
+        raise NotImplementedError
 
     @abstractmethod
     async def start(self, spec: SandboxSpec) -> Service:
