@@ -78,10 +78,6 @@ class DaytonaProvider(CloudProvider):
                 "sandbox provider 'daytona' needs a key; set DAYTONA_API_KEY to one of your account"
             ) from error
 
-    async def leave(self, client: Any) -> None:
-        """Close the connection."""
-        await client.close()
-
     async def start(self, spec: SandboxSpec) -> "_DaytonaBox":
         """Start a sandbox; raises SandboxUnavailableError without a valid key."""
         sdk = await asyncio.to_thread(sdk_of, "daytona")

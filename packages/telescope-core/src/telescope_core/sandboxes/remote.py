@@ -339,8 +339,8 @@ class CloudProvider(ABC):
                 raise error
 
     async def leave(self, client: Any) -> None:
-        """End the connection to the service, of a provider that keeps one as `_client`."""
-        raise NotImplementedError
+        """End the connection of the SDK, of a provider that keeps one as `_client`."""
+        await client.close()
 
     @abstractmethod
     async def start(self, spec: SandboxSpec) -> Service:
