@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from telescope_cli.env.options import complete_installed
 from telescope_core.base.errors import TelescopeError
 from telescope_core.settings.config import leaf_paths
 from telescope_core.settings.names import names_of
@@ -21,14 +22,19 @@ Flags = Mapping[str, Collection[str]]
 def setting_texts(kind: str, context: Any, incomplete: str) -> list[str]:
     """Return the flags of settings, or the values of the last flag, that begin with `incomplete`.
 
-    `kind` is that of a `Verb`, and `context` typer's, of the words before. Nothing is said of an
-    environment that cannot be used: the shell would print it into the line.
+    `kind` is that of a `Verb`, and `context` typer's, of the words before. Of "environments" with
+    flags, names of further ones are offered too. Nothing is said of an environment that cannot be
+    used: the shell would print it into the line.
     """
     flags: Flags = {}
-    if kind == "environment":
+    if kind in ("environment", "environments"):
         last = incomplete if incomplete.startswith("-") else next(iter(context.args[-1:]), "")
         if not last.startswith("--env."[: max(1, len(last))]):
-            return []  # another option is meant, and importing an environment takes a second
+            # Another word is meant, and importing an environment takes a second.
+            given = {context.params.get("environment"), *context.args}
+            if kind == "environment" or None in given or last.startswith("-"):
+                return []
+            return sorted({*complete_installed(incomplete)} - given)
         named = (context.params.get(one) for one in ("environment", "env", "target"))
         with suppress(TelescopeError, OSError):
             flags = environment_flags(next((one for one in named if isinstance(one, str)), ""))

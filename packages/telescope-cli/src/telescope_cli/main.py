@@ -47,7 +47,7 @@ VERBS = {
     "eval": Verb(
         ".eval.command:eval_command",
         "Measure a model on an environment: pass@k with intervals.",
-        settings="environment",
+        settings="environments",
     ),
     "eval compare": Verb(
         ".eval.compare:compare_command",

@@ -23,7 +23,7 @@ class Verb:
     """`module:name` of a typer app or of a command function; `.module` is one of this package."""
     help: str
     _: KW_ONLY
-    settings: Literal["", "environment", "sft", "train"] = ""
+    settings: Literal["", "environment", "environments", "sft", "train"] = ""
     """Whose settings it takes as flags, which it checks itself; empty for none."""
     needs: str = ""
     """Import name of the optional package that it needs, `telescope_EXTRA`; empty if none."""
