@@ -1,10 +1,12 @@
 """What a stranger, a publisher or a clumsy friend may try at a registry server."""
 
+import asyncio
 import base64
 import io
 import struct
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import httpx
 import pytest
@@ -13,11 +15,12 @@ from tests.envs.server.sending import Sender, publication_now, sha256, stored_fi
 from tests.envs.serving import served
 
 from telescope_envs.records.reading import Publication
-from telescope_envs.server.app import ServerOptions
+from telescope_envs.server.app import ServerOptions, create_app
 from telescope_envs.server.auth import (
     Scope,
     revoke_token,
 )
+from telescope_envs.server.hub import HubStore
 
 
 @pytest.fixture
@@ -360,3 +363,30 @@ def test_a_private_registry_shows_nothing_to_strangers(tmp_path):
         pair = base64.b64encode(f"__token__:{hub.token(Scope.READ)}".encode()).decode()
         answer = httpx.get(f"{hub.address}/{wheel}", headers={"Authorization": f"Basic {pair}"})
         assert answer.status_code == 200, "as pip and uv send a password"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_served"),
+    [
+        ([f"2001:db8::{number:x}" for number in range(1, 8)], 5),
+        ([f"2001:db8:0:{number:x}::1" for number in range(1, 8)], 7),
+        ([f"192.0.2.{number}" for number in range(1, 8)], 7),
+        (["::ffff:192.0.2.1", "192.0.2.1"] * 4, 5),
+    ],
+    ids=["one network", "several networks", "several addresses", "two spellings"],
+)
+def test_all_addresses_of_one_customer_share_a_limit(tmp_path, hosts, num_served):
+    """A customer of a provider has 2**64 addresses of IPv6."""
+
+    async def statuses(app) -> list[int]:
+        found = []
+        for host in hosts:
+            transport = httpx.ASGITransport(app, client=(host, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://[::1]") as client:
+                found.append((await client.get("/config.json")).status_code)
+        return found
+
+    with closing(HubStore(tmp_path / "slow")) as store:
+        app = create_app(store, ServerOptions(reads_per_minute=5))
+        found = asyncio.run(statuses(app))
+    assert found == [200] * num_served + [429] * (len(hosts) - num_served)

@@ -2,7 +2,7 @@
 
 import sqlite3
 import tomllib
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -262,3 +262,19 @@ def test_a_catalogue_follows_every_change(store):
     assert versions() == [("acme/toy", "0.2.0", 2)]
     store.change_status("acme/toy", lambda s: s.changed(yanked={"0.2.0": "wrong"}))
     assert versions() == [("acme/toy", "0.1.0", 2)]
+
+
+def test_of_two_operators_who_give_one_name_the_later_one_is_told(store, monkeypatch):
+    store.publish(toy_publication(name="another"))
+    begun = store.database.transaction
+
+    @contextmanager
+    def after_somebody_else():
+        with closing(HubStore(store.data)) as other:
+            other.add_alias("short", "acme/toy")
+        with begun() as writer:
+            yield writer
+
+    monkeypatch.setattr(store.database, "transaction", after_somebody_else)
+    with pytest.raises(RegistryError, match=r"'short' points to acme/toy"):
+        store.add_alias("short", "acme/another")

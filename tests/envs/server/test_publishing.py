@@ -1,14 +1,19 @@
 """Publishing and changing a status through the server's interface."""
 
+import asyncio
 import json
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 from tests.envs.authors import new_repository, publish
 from tests.envs.projects import TOY
 from tests.envs.server.sending import Sender, publication_now, sha256
+from tests.envs.serving import ServedHub
 from tests.envs.static_host import place_at
 
 from telescope_core.errors import ConfigError, RegistryError
@@ -16,7 +21,9 @@ from telescope_envs.records.reading import Publication
 from telescope_envs.records.release import Validation
 from telescope_envs.registry import Registry
 from telescope_envs.registry.stores.http import open_http
+from telescope_envs.server.app import ServerOptions, create_app
 from telescope_envs.server.auth import Scope
+from telescope_envs.server.hub import HubStore
 from telescope_envs.server.uploads import check_publication
 
 
@@ -190,3 +197,75 @@ def test_who_may_not_publish_is_told_before_anything_is_built(hub, tmp_path, mon
     with pytest.raises(RegistryError, match=r"has scope read"):
         publish(project, hub.address)
     assert 'version = "0.1.0"' in (project / "pyproject.toml").read_text()
+
+
+def test_a_tag_that_a_proxy_has_marked_as_weak_is_the_same_tag(acme, client):
+    """nginx does so with every answer that it compresses."""
+    tag = client.get("status/acme/toy.json").headers["etag"]
+    sent = {"content": b"{}", "headers": {"If-Match": f"W/{tag}"}}
+    assert acme.put("api/status/acme/toy", **sent).status_code == 200
+
+
+def test_what_is_to_be_changed_is_asked_for_uncompressed(hub, tmp_path, monkeypatch):
+    store = open_http(place_at(hub.address, tmp_path / "cache", token=hub.token()))
+    seen = []
+    send = httpx.Client.send
+
+    def noted(client, request, **how):
+        seen.append((request.method, request.headers["accept-encoding"]))
+        return send(client, request, **how)
+
+    monkeypatch.setattr(httpx.Client, "send", noted)
+    store.change_status("acme/toy", lambda status: status.changed(advisories=("read this",)))
+    assert seen == [("GET", "identity"), ("PUT", "identity")]
+
+
+def test_a_server_that_ends_does_not_say_what_it_cannot_know(tmp_path, monkeypatch):
+    """The thread that stores a release goes on to its end."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def check(publication: Publication) -> None:
+        began.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr("telescope_envs.server.app.check_publication", check)
+    with closing(HubStore(tmp_path / "hub")) as store:
+        store.add_namespace("acme", [])
+        secret = ServedHub("", store).token()
+        publication = publication_now()
+        files = {
+            "record": ("record.json", publication.release.as_json()),
+            "wheel": (publication.release.wheel.filename, publication.wheel),
+        }
+
+        async def published() -> httpx.Response:
+            app = httpx.ASGITransport(create_app(store, ServerOptions()))
+            headers = {"Authorization": f"Bearer {secret}"}
+            async with httpx.AsyncClient(
+                transport=app, base_url="http://localhost", headers=headers
+            ) as client:
+                request = asyncio.create_task(client.post("/api/releases", files=files))
+                assert await asyncio.to_thread(began.wait, 60)
+                request.cancel()
+                try:
+                    return await request
+                finally:
+                    may_end.set()
+
+        answer = asyncio.run(published())
+        assert [one.version for one in store.releases.all_of("acme/toy")] == ["0.2.0"]
+    assert answer.status_code == 503
+    assert "nothing was stored" not in answer.json()["error"]
+    assert "safe to publish the same release twice" in answer.json()["what_to_do"]
+
+
+def test_records_that_another_process_is_writing_are_no_fault_of_the_disk(acme, hub):
+    hub.store.database.rows("PRAGMA journal_mode")
+    with hub.store.database.transaction() as writer:
+        writer.execute("PRAGMA busy_timeout = 10")
+    with closing(sqlite3.connect(hub.store.database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        answer = acme.publish(publication_now())
+    assert answer.status_code == 503
+    assert "another process is writing" in answer.json()["error"]
+    assert acme.publish(publication_now()).status_code == 201

@@ -1,8 +1,12 @@
 """The server serves the files of a registry, and tells who has them that nothing changed."""
 
 import json
+import random
+from urllib.parse import urlsplit
 
-from tests.envs.projects import toy_publication
+import httpx
+import pytest
+from tests.envs.projects import TOY, toy_publication
 from tests.envs.server.sending import publication_now
 
 from telescope_envs.records.schemas import schema_files
@@ -81,3 +85,24 @@ def test_the_catalogue_is_that_of_the_store(client, hub):
     (row,) = client.get("v1/index.json").json()
     assert row["id"] == "acme/toy"
     assert json.loads(client.get("status/acme/toy.json").text)["yanked"] == {}
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 3_000_000])
+def test_a_wheel_that_is_lost_is_told_alike_whatever_its_size(client, acme, hub, num_bytes):
+    noise = random.Random(1).randbytes(num_bytes // 2).hex()
+    publication = publication_now(code=f"{TOY}#{noise}\n")
+    assert acme.publish(publication).status_code == 201
+    (path,) = publication.release.wheel.urls
+    hub.store.stored_artifact(path).path.unlink()
+    answer = client.get(path)
+    assert answer.status_code == 500
+    assert set(answer.json()) == {"error", "what_to_do"}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_is_kept_of_a_page_is_at_no_other_address(client, hub):
+    assert client.get("").status_code == 200
+    parts = urlsplit(hub.address)
+    raw = f"{parts.path}/{hub.address}".encode()
+    url = httpx.URL(scheme="http", host=parts.hostname, port=parts.port, raw_path=raw)
+    assert client.get(url).status_code == 404

@@ -45,7 +45,13 @@ from telescope_envs.registry.static_view import (
 from telescope_envs.server.auth import Callers, CallerToken, Scope, refuse_token_in_address
 from telescope_envs.server.connections import ConnectionLimits, Network
 from telescope_envs.server.hub import API, HubStore
-from telescope_envs.server.refusals import Limit, Refusal, failure_of, refusal_of
+from telescope_envs.server.refusals import (
+    Limit,
+    Refusal,
+    failure_of,
+    refusal_of,
+    shared_address,
+)
 from telescope_envs.server.uploads import (
     Sent,
     bounded,
@@ -138,8 +144,9 @@ _HEADERS = (
 )
 _ENDING = Refusal(
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "the server is shutting down; nothing was stored",
-    "try again later",
+    # What a thread does of a request at that moment goes on to its end.
+    "the server is shutting down, and cannot say any more whether this was stored",
+    "try again later; it is safe to publish the same release twice",
 )
 _MAX_ADDRESS_BYTES = 4096
 
@@ -196,7 +203,7 @@ class Guard:
 
     def _check(self, scope: AsgiScope) -> None:
         client = scope.get("client")
-        self._reads.take(client[0] if client else "")
+        self._reads.take(shared_address(client[0] if client else ""))
         path, query = scope["path"], scope["query_string"].decode("latin-1")
         if len(path) + len(query) > _MAX_ADDRESS_BYTES:
             raise Refusal(
@@ -280,7 +287,8 @@ class HubApp:
             found = self._artifact(request, path)
         else:
             media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
-            found = self.answers.answer(request, path, lambda: self._file(path, media_type))
+            # The slash tells it from what is kept of pages, which have addresses.
+            found = self.answers.answer(request, f"/{path}", lambda: self._file(path, media_type))
         if found is None:
             raise Refusal(
                 HTTPStatus.NOT_FOUND, f"there is nothing at {path!r}", "start from the front page"
@@ -394,7 +402,8 @@ class HubApp:
         """Replace a status record if the caller's If-Match names the current one."""
         token = self._writer(request)
         self.callers.again(token, owner)
-        expected = request.headers.get("if-match", "")
+        # A proxy that compresses answers marks their tags as weak.
+        expected = request.headers.get("if-match", "").removeprefix("W/")
         if not expected:
             raise Refusal(
                 HTTPStatus.PRECONDITION_REQUIRED,
@@ -493,7 +502,11 @@ class HubApp:
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         media_type = "application/octet-stream"
         if found.size > _SENT_AT_ONCE_BYTES or "range" in request.headers:
-            return FileResponse(found.path, media_type=media_type, headers=headers)
+            # Looked for here, so that one that is lost is told as any other failure of the disk.
+            about = found.path.stat()
+            return FileResponse(
+                found.path, media_type=media_type, headers=headers, stat_result=about
+            )
         return Response(found.path.read_bytes(), media_type=media_type, headers=headers)
 
 

@@ -20,7 +20,7 @@ from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.files import sha256_of
 from telescope_envs.server.database import Database
-from telescope_envs.server.refusals import Limit, Refusal
+from telescope_envs.server.refusals import Limit, Refusal, shared_address
 
 if TYPE_CHECKING:
     # Tokens are made and revoked without the packages that serve.
@@ -206,7 +206,7 @@ class Callers:
         problem = "unknown" if token is None else token.why_not
         if token is None or problem:
             # Only refusals are limited: whoever shares the address has a right to be served.
-            self._failed.take(host)
+            self._failed.take(shared_address(host))
             raise _unauthorized(f"the token is {problem}")
         if token.owners and all(map(self._is_suspended, token.owners)):
             raise _suspended(token.owners[0])

@@ -18,9 +18,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from telescope_envs.server.refusals import address_of, shared_address
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_SITE_BITS = 64
-"""Length of the IPv6 network that one customer of a provider has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Connections:
 
     def is_proxy(self, host: str) -> bool:
         """Return whether `host` is a trusted proxy."""
-        address = _address(host)
+        address = address_of(host)
         return address is not None and any(address in proxy for proxy in self._proxies)
 
 
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         name: tuple[Any, ...] | None = transport.get_extra_info("peername")
         self.peer = (str(name[0]), int(name[1])) if name else None
         host = str(name[0]) if name else ""
-        self.address, self.is_proxy = _shared_address(host), self._connections.is_proxy(host)
+        self.address, self.is_proxy = shared_address(host), self._connections.is_proxy(host)
         refused = self._connections.admit(self)
         if refused:
             transport.write(_refusal(refused))
@@ -233,22 +233,6 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        found = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(found, "ipv4_mapped", None) or found
-
-
-def _shared_address(host: str) -> str:
-    """Return the address under which connections from `host` are counted."""
-    found = _address(host)
-    if isinstance(found, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((found, _SITE_BITS), strict=False))
-    return str(found) if found is not None else host
 
 
 def _refusal(why: str) -> bytes:

@@ -524,15 +524,15 @@ class HubStore:
         self._require_unreserved(name)
         if environment_id not in self.releases.states():
             raise unknown_name("environment", environment_id, self.releases.states())
-        known = self.database.value("SELECT environment FROM aliases WHERE name = ?", name)
-        if known not in (None, environment_id):
-            raise Refusal(
-                HTTPStatus.CONFLICT,
-                f"{name!r} points to {known}, and a bare name is never given to another "
-                "environment",
-                "choose another name",
-            )
         with self.database.transaction() as writer:
+            known = self.database.value("SELECT environment FROM aliases WHERE name = ?", name)
+            if known not in (None, environment_id):
+                raise Refusal(
+                    HTTPStatus.CONFLICT,
+                    f"{name!r} points to {known}, and a bare name is never given to another "
+                    "environment",
+                    "choose another name",
+                )
             writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
 
     def _require_unreserved(self, name: str) -> None:

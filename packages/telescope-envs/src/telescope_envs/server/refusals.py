@@ -1,6 +1,7 @@
 """Reasons why the server refuses a request, with advice; rate limits per caller."""
 
 import errno
+import ipaddress
 import sqlite3
 import time
 from collections import OrderedDict
@@ -20,9 +21,16 @@ class Refusal(RegistryError):
 
 
 def failure_of(error: OSError | sqlite3.Error) -> Refusal:
-    """Return an error of the disk or the database as a Refusal with status 507 or 500."""
+    """Return an error of the disk or the database as a Refusal with status 507, 503 or 500."""
     if isinstance(error, sqlite3.Error):
-        is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_BUSY:
+            return Refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "another process is writing the records of the registry; nothing was stored",
+                "try again in a moment",
+            )
+        is_full = code == sqlite3.SQLITE_FULL
     else:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # of the disk, or of this user
     if is_full:
@@ -49,6 +57,25 @@ def refusal_of(error: RegistryError) -> Refusal:
 
 
 _MAX_CALLERS = 10_000
+_SITE_BITS = 64
+"""Length of the IPv6 network that one customer of a provider has."""
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that `host` is; None for a name."""
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def shared_address(host: str) -> str:
+    """Return the address under which connections and requests from `host` are counted."""
+    found = address_of(host)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((found, _SITE_BITS), strict=False))
+    return str(found) if found is not None else host
 
 
 class Limit:

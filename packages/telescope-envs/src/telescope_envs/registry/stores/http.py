@@ -225,7 +225,11 @@ class ServedStore(HttpStore):
             self._client = new_client(
                 self.address,
                 base_url=f"{self.address}/",
-                headers={"Authorization": f"Bearer {token}"} if token else {},
+                headers={
+                    # A proxy that compresses an answer changes its tag, which is sent back.
+                    "Accept-Encoding": "identity",
+                    **({"Authorization": f"Bearer {token}"} if token else {}),
+                },
                 timeouts=_TIMEOUT,
             )
         return self._client
