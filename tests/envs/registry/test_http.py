@@ -325,3 +325,13 @@ def test_a_variable_of_the_network_that_cannot_be_used_is_named(
         open_store(address, cache).read("config.json")
     with pytest.raises(ConfigError, match=variable):
         ServedStore(place_at(address, cache), "v1").publish(toy_publication("0.1.0"))
+
+
+def test_a_time_without_a_zone_is_no_condition_and_no_fault(host, cache):
+    def answer(handler):
+        handler.answer(200, b"text", **{"Last-Modified": "Mon, 05 Jan 2026 10:00:00"})
+
+    host.faults[PATH] = answer
+    for _ in range(2):
+        assert open_store(host.address, cache).read(PATH[1:]) == b"text"
+    assert not any("If-Modified-Since" in headers for _, headers in host.requests)

@@ -420,7 +420,8 @@ def _settled_time(response: httpx.Response) -> str:
     and keep the same Last-Modified.
     """
     text = response.headers.get("Last-Modified", "")
-    with suppress(ValueError):
+    # A time without a zone cannot be compared with one that has a zone.
+    with suppress(ValueError, TypeError):
         sent = parsedate_to_datetime(response.headers.get("Date", ""))
         if (sent - parsedate_to_datetime(text)).total_seconds() >= _SETTLED_S:
             return text
