@@ -359,3 +359,12 @@ def test_nothing_is_written_into_a_run(recorded_folder, ui):
         ui.get(f"/runs/first{address}")
     assert state() == before
     assert not any(name.endswith(".duckdb") for name in os.listdir(recorded_folder / "first"))
+
+
+def test_cookies_of_other_programs_of_the_machine_do_not_hide_ours(ui):
+    """A browser sends those of all ports, whatever is in them."""
+    answer = ui.ask(f"/?token={quote(TOKEN)}")
+    own = answer.headers["set-cookie"].partition(";")[0]
+    for other in ('settings={"theme": "dark"}', "a=b c", "x@y[]=1", 'q="', "\xff=\xff"):
+        for cookie in (f"{other}; {own}", f"{own}; {other}"):
+            assert ui.ask("/?format=json", cookie=cookie).status == 200, cookie

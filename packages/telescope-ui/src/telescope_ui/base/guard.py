@@ -10,10 +10,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection, Sequence
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -134,7 +134,9 @@ class Guard:
         kind, _, value = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(value.strip()):
             return None
-        if self._is_token(_cookies(headers).get(self._cookie, "")):
+        # Python's own parser drops all cookies if one of them, of any program of this machine, has
+        # a value that it does not know, such as JSON.
+        if self._is_token(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
             return None
         return _no_token(headers)
 
@@ -172,15 +174,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _cookies(headers: Headers) -> dict[str, str]:
-    found: SimpleCookie = SimpleCookie()
-    try:
-        found.load(headers.get("cookie", ""))
-    except CookieError:
-        return {}
-    return {name: morsel.value for name, morsel in found.items()}
 
 
 def _no_token(headers: Headers) -> Response:
