@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from tests.ui.recorded import kill, write_steps
+from tests.ui.recorded import kill, write_standalone, write_steps
 from tests.ui.served import LIMIT_S, TOKEN, answered, served
 
 from telescope_core.errors import ConfigError
@@ -22,7 +22,7 @@ from telescope_core.records.restarts import Restart
 from telescope_ui.files.database import Database
 from telescope_ui.index.run_index import RunIndex
 from telescope_ui.index.runs import Runs
-from telescope_ui.web.live import LOOK_S, Watcher
+from telescope_ui.web.live import LOOK_S, Watcher, state_of
 
 WEB = Path(__file__).resolve().parents[2] / "packages" / "telescope-ui" / "web"
 
@@ -279,3 +279,19 @@ def test_only_what_is_new_is_read(tmp_path, run):
     assert index.generation == before + 1
     assert index.rows("SELECT count(*) FROM {groups}")[0][0] == 4
     database.close()
+
+
+def test_the_logs_of_an_eval_without_a_run_are_told(tmp_path):
+    write_standalone(tmp_path / "runs" / "e", solved=2)
+    database = Database(tmp_path / "cache")
+    runs = Runs([tmp_path / "runs"], database)
+    try:
+        (one,) = runs.evals()
+        before = state_of(one)
+        (one.path / "logs").mkdir()
+        (one.path / "logs" / "worker.log").write_text("hm\n")
+        after = state_of(one)
+    finally:
+        runs.close()
+        database.close()
+    assert {part for part in after if after[part] != before.get(part)} == {"logs"}

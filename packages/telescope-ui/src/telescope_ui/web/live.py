@@ -180,21 +180,26 @@ def state_of(run: OneRun) -> State:
     """Return a state that changes when a part of a run, or of an eval without one, does."""
     if isinstance(run, OneEval):
         signs = [_signs(run.path, name) for name in run.changing]
-        return {"evals": signs, "state": run.brief()["state"], "step": 0}
+        about = {"evals": signs, "state": run.brief()["state"], "step": 0}
+        return {**about, "logs": _newest_files(run.path, "logs")}
     found: dict[str, object] = {part: _signs(run.path, name) for part, name in _FILES.items()}
     found["evals"] = (found["evals"], _signs(run.path, "evals"))
     for folder in _FOLDERS:
         found[folder] = _signs(run.path, folder)
     for folder in _GROWING:
-        files = listed(run.path, folder, suffixes=(".jsonl", ".log", ".parquet"))
-        newest = sorted(files, key=lambda one: -one.stamp.mtime_ns)[:_NEWEST]
-        found[folder] = (len(files), [(one.name, one.stamp) for one in newest])
+        found[folder] = _newest_files(run.path, folder)
     try:
         found["state"] = run.info().observed_state.value
         found["step"] = run.course.last_step()
     except _OF_FILES:
         found["state"], found["step"] = "unreadable", 0
     return found
+
+
+def _newest_files(root: Path, folder: str) -> object:
+    files = listed(root, folder, suffixes=(".jsonl", ".log", ".parquet"))
+    newest = sorted(files, key=lambda one: -one.stamp.mtime_ns)[:_NEWEST]
+    return len(files), [(one.name, one.stamp) for one in newest]
 
 
 def _signs(root: Path, name: str) -> object:
