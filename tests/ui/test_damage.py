@@ -17,6 +17,7 @@ from tests.ui.test_live import Events
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
+from telescope_ui.index import one_run
 from telescope_ui.pages import happened
 from telescope_ui.web import app
 from telescope_ui.web.export import export_runs
@@ -470,3 +471,41 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_damaged(tmp_path, mo
     files = happened.SmallFiles(tmp_path.resolve())
     assert files.manifest("a") is None
     assert files.problems == []
+
+
+def test_a_line_of_an_eval_that_is_no_whole_rollout_is_refused_in_words(tmp_path):
+    write_standalone(tmp_path / "runs" / "e", solved=2)
+    with (tmp_path / "runs" / "e" / "rollouts.jsonl").open("a") as stream:
+        stream.write('{"group_id": "own", "index": 0, "reward": 1.0}\n')
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        told = ui.get("/evals/e/rollouts/own/0", status=409)["error"]["message"]
+        assert "cannot be shown" in told
+        assert ui.get("/evals/e/rollouts/eval-1/0")["row"]["reward"] == 1.0
+
+
+def test_a_file_that_goes_while_a_list_is_made_takes_no_other_run_with_it(
+    tmp_path, run, monkeypatch
+):
+    write_steps(RunFolder.create(tmp_path / "runs" / "other", config={}), range(1, 2))
+    known = one_run.inside
+
+    def gone(root, *parts):
+        is_gone = root.name == "r" and parts == ("metrics.jsonl",)
+        return root / "gone" if is_gone else known(root, *parts)
+
+    monkeypatch.setattr(one_run, "inside", gone)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert {one["key"] for one in ui.get("/")["runs"]} == {"r", "other"}
+
+
+def test_a_clock_that_was_set_back_hides_no_stages(tmp_path, run):
+    """The second step ended, by its clock, long after the third one."""
+    run.log_metrics({"step": 2, "time_s": BEGAN_S + 100})
+    path = run.path / "events" / "step-000002.jsonl"
+    moved = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({**one, "time_s": one["time_s"] + 15}) for one in moved]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get(f"/runs/r/timeline?from={BEGAN_S + 25}&to={BEGAN_S + 31}")
+        addresses = [one for row in page["rows"] for one in row["bars"]["columns"]["address"]]
+        assert "/runs/r/rollouts/2.0/0/1" in addresses

@@ -244,7 +244,12 @@ def row_in(place: EvalPlace, group_id: str, index: int) -> RolloutRow:
             if path is not None:
                 with path.open("rb") as stream:
                     stream.seek(placed.offset)
-                    return row_from_json(msgspec.json.decode(stream.read(placed.length)))
+                    line = stream.read(placed.length)
+                try:
+                    return row_from_json(msgspec.json.decode(line))
+                except ValueError as error:
+                    why = f"this line of {path.name} cannot be shown; the others can"
+                    raise ConfigError(f"{why}\n{error}") from None
     name = place.folder or place.root.name
     why = f"the eval {name!r} has no rollout {index} of a group {group_id!r}"
     raise NotThereError("; ".join([why, *_left_out(place)]))

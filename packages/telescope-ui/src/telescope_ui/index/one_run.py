@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -167,8 +168,9 @@ class OneRun:
         times: list[float] = []
         for name in self.changing:
             path = inside(self.path, name)
-            if path is not None:
-                times.append(os.stat(path).st_mtime)
+            # A run that goes on renames and deletes files.
+            with suppress(FileNotFoundError):
+                times += [] if path is None else [os.stat(path).st_mtime]
         return max(times, default=0.0)
 
     def address(self, *parts: object) -> str:

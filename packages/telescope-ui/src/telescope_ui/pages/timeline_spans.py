@@ -169,8 +169,9 @@ def _in_window(run: OneRun, by_step: Mapping[int, StepEvents], window: Window) -
     # A step ends after all of its rollouts, and those began not before some steps earlier.
     first = bisect.bisect_left(times, window.first_s)
     last = bisect.bisect_right(times, window.last_s)
-    low = steps[first] if first < len(steps) else (steps[-1] + 1 if steps else 0)
-    high = steps[last] + _STEPS_AHEAD if last < len(steps) else 2**31
+    # Not the nearest ones: where a clock was set back, later steps end earlier.
+    low = min(steps[first:], default=max(steps, default=-1) + 1)
+    high = max(steps[: last + 1]) + _STEPS_AHEAD if last < len(steps) else 2**31
     return [one for step, one in by_step.items() if low <= step <= high]
 
 
