@@ -15,9 +15,18 @@ from tests.ui.browsing import (
     follow_a_metric,
     show,
 )
-from tests.ui.recorded import MARKUP, SERVERS, row, write_run, write_standalone, write_steps
+from tests.ui.recorded import (
+    MARKUP,
+    SERVERS,
+    row,
+    write_eval,
+    write_run,
+    write_standalone,
+    write_steps,
+)
 from tests.ui.served import served
 from tests.ui.test_first_page import write_kind
+from tests.ui.test_live import Events
 
 from telescope_core.records import RunFolder
 from telescope_core.reports import write_train_report
@@ -760,4 +769,86 @@ def test_what_is_drawn_over_is_shown_in_all_charts_and_in_the_address(tmp_path, 
         page.until(f"location.search.includes('section=') && {SETTLED}")
         page.until("document.querySelectorAll('.sections .plot').length > 0")
         assert not page.complaints
+        page.open("about:blank")
+
+
+def test_a_log_is_followed_to_its_end_and_no_line_comes_twice(tmp_path, page):
+    """An answer has 500 lines at most, and a run that crashed writes no more."""
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    log = run.logs_path / "a.log"
+    log.write_text("line 0\n")
+    lines = "[...document.querySelectorAll('.logs .line')].map(one => one.lastChild.textContent)"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/r/logs")
+        page.until("!!document.querySelector('.live.is-on')")
+        # What another one is told of now, the page is told of, too.
+        Events(ui).close()
+        with log.open("a") as stream:
+            stream.write("".join(f"line {number}\n" for number in range(1, 1200)))
+        page.until(f"{lines}.at(-1) === 'line 1199'")
+        assert page.evaluate(lines) == [f"line {number}" for number in range(1200)]
+        more = (
+            "[...document.querySelectorAll('button')].find(one => one.innerText === 'Older lines')"
+        )
+        log.write_text("".join(f"line {number}\n" for number in range(2000)))
+        show(page, ui, "/runs/r/config")
+        show(page, ui, "/runs/r/logs")
+        page.until(f"{lines}.length === 500")
+        page.evaluate(f"(() => {{ const one = {more}; one.click(); one.click(); }})()")
+        page.until(f"{lines}.length === 1000")
+        page.evaluate(f"{more}.click()")
+        page.until(f"{lines}.length === 1500")
+        assert page.evaluate(lines) == [f"line {number}" for number in range(500, 2000)]
+        page.open("about:blank")
+
+
+def test_what_a_distribution_shows_is_what_a_click_leads_to(tmp_path, page):
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    rewards = [number / 10 for number in range(-10, 11)]
+    run.write_rollouts(1, [replace(row(1, 0, at), reward=one) for at, one in enumerate(rewards)])
+    shown = f"!!document.querySelector('.trouble') || document.querySelectorAll('{FIRST_ROLLOUT}')"
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        for at in range(len(rewards)):
+            show(page, ui, "/runs/r/rollouts")
+            page.until(f"document.querySelectorAll('rect.bar').length === {len(rewards)}")
+            click = "dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+            page.evaluate(f"document.querySelectorAll('rect.bar')[{at}].{click}")
+            page.until(f"location.search.includes('reward_from') && {SETTLED}")
+            page.until(f"{shown}.length === 1")
+        for name in ("is_truncated", "is_refused", "is_replaced", "error", "stop_reason"):
+            show(page, ui, f"/runs/r/rollouts?ui.distribution={name}&attempts=all")
+            page.until("!!document.querySelector('ul.values button')")
+            before = page.evaluate("location.search")
+            page.click("ul.values button")
+            page.until(f"location.search !== {before!r} && {SETTLED}")
+            assert not page.evaluate("!!document.querySelector('.trouble')"), (name, page.text())
+            assert page.evaluate(f"document.querySelectorAll('{FIRST_ROLLOUT}').length > 0"), name
+        page.open("about:blank")
+
+
+def test_values_that_no_axis_can_hold_do_not_stop_a_page(tmp_path, page):
+    run = write_run(tmp_path / "runs" / "r", steps=2)
+    for step, value in ((3, 0.3), (4, 0.1 + 0.2)):
+        run.log_metrics({"step": step, "own": value})
+    write_eval(run, "step-2", version=2, solved=0)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        for scale in ("range", "fit", "log"):
+            page.complaints.clear()
+            show(page, ui, f"/runs/r?metric=own&ui.y={scale}")
+            page.until("document.querySelectorAll('.plot').length > 2")
+            assert not page.complaints
+        page.open("about:blank")
+
+
+def test_settings_have_all_their_digits(tmp_path, page):
+    seeds = {"seed": 2**53 + 1, "large": 2**80 + 1, "near": -(2**53) - 1}
+    RunFolder.create(tmp_path / "runs" / "r", config={"own": seeds})
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        enter(page, ui)
+        show(page, ui, "/runs/r/config")
+        shown = page.evaluate("[...document.querySelectorAll('td pre')].map(one => one.innerText)")
+        assert {str(seed) for seed in seeds.values()} <= set(shown)
         page.open("about:blank")

@@ -210,3 +210,30 @@ def test_a_search_that_is_cut_says_how_far_it_got_and_goes_on_from_there(
             cursor = page["older"]
     assert found == ["line 3"]
     assert reached == [BEGAN_S + at for at in reversed(range(20))]
+
+
+def test_new_lines_come_to_their_end_however_slow_a_disk_is(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("telescope_ui.pages.logs.LIMIT_S", -1.0)
+    driver = Writer(run, "driver")
+    driver.write(1)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        cursor = ui.get("/runs/r/logs")["newer"]
+        texts, found, is_cut = driver.write(5), [], True
+        while is_cut:
+            page = ui.get(f"/runs/r/logs?direction=newer&cursor={cursor}")
+            assert page["newer"] != cursor
+            found, cursor, is_cut = found + messages(page), page["newer"], page["is_cut"]
+    assert found == texts
+
+
+def test_new_lines_that_are_too_many_for_an_answer_are_said_to_be(tmp_path, run):
+    driver = Writer(run, "driver")
+    driver.write(1)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        cursor, found = ui.get("/runs/r/logs")["newer"], []
+        texts, is_cut = driver.write(7), True
+        while is_cut:
+            page = ui.get(f"/runs/r/logs?direction=newer&limit=3&cursor={cursor}")
+            found.append(messages(page))
+            cursor, is_cut = page["newer"], page["is_cut"]
+    assert found == [texts[:3], texts[3:6], texts[6:]]

@@ -1,12 +1,13 @@
 """What the index answers is what a slow, obvious program finds in the rows of the run."""
 
 import math
+from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.ui.recorded import ENVIRONMENTS, write_run
+from tests.ui.recorded import ENVIRONMENTS, row, write_run
 from tests.ui.served import answered
 
 from telescope_core.base.types import RolloutStatus
@@ -321,3 +322,47 @@ def test_a_search_that_has_met_nothing_goes_on_in_large_parts(
     runs.close()
     database.close()
     assert searched == [[3, 3], [1, 2]]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "num_turns"])
+def test_what_a_bar_counts_is_what_lies_between_its_least_and_its_most(ui, name):
+    bins = ui.get(f"{RUN}?distribution={name}&bins=12")["bins"]
+    for least, most, count in zip(*(bins[k] for k in ("least", "most", "count")), strict=True):
+        if count:
+            asked = [("where", f"{name}>={least!r}"), ("where", f"{name}<={most!r}")]
+            assert ui.get(f"{RUN}?{urlencode(asked)}")["total"] == count
+
+
+def test_a_bar_of_tenths_leads_to_its_rollouts(tmp_path):
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    rewards = [number / 10 for number in range(-10, 11)]
+    rows = [replace(row(1, 0, at), reward=reward) for at, reward in enumerate(rewards)]
+    run.write_rollouts(1, rows)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        bins = ui.get("/runs/r/rollouts?distribution=reward")["bins"]
+        found = []
+        for least, most, count in zip(*(bins[k] for k in ("least", "most", "count")), strict=True):
+            if count:
+                asked = f"reward_from={least!r}&reward_to={most!r}"
+                columns = ui.get(f"/runs/r/rollouts?{asked}&sort=reward")["columns"]
+                assert len(columns["reward"]) == count
+                found += columns["reward"]
+    assert found == rewards
+
+
+def test_names_with_signs_can_be_compared(tmp_path):
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    names = ("pass@k=1", "p<0.5", "a>=b")
+    rows = [replace(row(1, 0, at), metrics=dict.fromkeys(names, float(at))) for at in range(4)]
+    run.write_rollouts(1, rows)
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        for name in names:
+            asked = urlencode({"where": f"metrics/{name}>=2", "sort": "index"})
+            assert ui.get(f"/runs/r/rollouts?{asked}")["columns"]["index"] == [2, 3]
+
+
+def test_every_value_of_a_distribution_can_be_asked_for(ui, rows):
+    kept = [one for one, gone in rows if not gone]
+    asked = urlencode({"error": "TimeoutError: late"})
+    assert ui.get(f"{RUN}?{asked}")["total"] == sum(one.error is not None for one in kept)
+    assert ui.get(f"{RUN}?where=is_truncated=1")["total"] == sum(one.is_truncated for one in kept)

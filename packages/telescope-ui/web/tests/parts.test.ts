@@ -8,6 +8,7 @@ import { folded, processOf, type LogLine } from "../src/lib/fold.ts";
 import { formatBytes, formatByName, formatNumber, formatSeconds, formatTick, formatWindow, isShare, nameOfRun, quotedWord } from "../src/lib/format.ts";
 import { ordered, paged } from "../src/lib/order.ts";
 import { alone, byteTicks, distinct, extent, linear, logarithmic, logTicks, nearest, ticks, timeTicks } from "../src/lib/scales.ts";
+import { parsed } from "../src/lib/data.ts";
 import { narrowed, unanswered } from "../src/lib/narrow.ts";
 import { momentOf } from "../src/lib/moment.ts";
 import { levelsOf, mostSurprising, namesOf, scaleOf, valuesOf } from "../src/lib/shades.ts";
@@ -343,4 +344,25 @@ test("runs with the same name are told apart by their keys", () => {
   assert.equal(nameOfRun({ name: "x", key: "x" }), "x");
   assert.equal(nameOfRun({ name: "x", key: "x-2" }), "x (x-2)");
   assert.equal(nameOfRun({ name: "", key: "x" }), "x");
+});
+
+
+test("an axis of values that differ in their last digits alone has an end", () => {
+  for (const [from, to] of [[0.3, 0.1 + 0.2], [-0.1 - 0.2, -0.3], [9.999999999999999e-7, 1e-6], [2 ** 60, 2 ** 60 + 256], [0, 5e-324]] as const) {
+    const found = ticks(from, to, 4);
+    assert.ok(found.length >= 1 && found.length <= 9, `${from} ${to}`);
+    assert.ok(found.every((one) => one >= from - 1e-12 * Math.abs(from) && one <= to + 1e-12 * Math.abs(to)));
+    if (from > 0) assert.ok(logTicks(from, to, 4).length <= 9);
+  }
+});
+
+
+test("whole numbers that would be rounded stay as they are written", () => {
+  const text = '{"seed": 9007199254740993, "far": -123456789012345678901, "near": 12, "part": 0.30000000000000004, "large": 1e300, "said": "9007199254740993"}';
+  const context = JSON.parse("[1]", ((_: string, value: unknown, one?: { source?: string }) => (value === 1 ? one?.source : value)) as never) as unknown[];
+  const isTold = context[0] === "1";
+  const found = parsed(text) as Record<string, unknown>;
+  assert.equal(found["seed"], isTold ? "9007199254740993" : 9007199254740992);
+  assert.equal(found["far"], isTold ? "-123456789012345678901" : -123456789012345680000);
+  assert.deepEqual([found["near"], found["part"], found["large"], found["said"]], [12, 0.1 + 0.2, 1e300, "9007199254740993"]);
 });

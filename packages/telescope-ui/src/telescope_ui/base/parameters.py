@@ -64,6 +64,7 @@ class RolloutsParameters(Parameters):
     status: Texts = []
     status_reason: Texts = []
     stop_reason: Texts = []
+    error: Texts = []
     example_id: Texts = []
     group_id: Texts = []
     server: Texts = []

@@ -9,9 +9,11 @@ from telescope_ui.base.parameters import RolloutsParameters
 from telescope_ui.files.database import quoted
 from telescope_ui.index.columns import Column
 
-_EQUAL = ("environment", "status", "status_reason", "stop_reason", "example_id", "group_id")
+_EQUAL = (
+    *("environment", "status", "status_reason", "stop_reason", "error", "example_id", "group_id"),
+)
 """Text columns with the parameters that list their permitted values."""
-_CONDITION = re.compile(r"(?s)(.+?)(<=|>=|!=|<|>|=)(.+)")
+_SIGN = re.compile("<=|>=|!=|<|>|=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +88,25 @@ def _by_signal(asked: RolloutsParameters, *, is_discarding: bool) -> tuple[str, 
 
 
 def _comparison(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[object, ...]]:
-    match = _CONDITION.fullmatch(text)
-    column = None if match is None else columns.get(match[1].strip())
-    if match is None or column is None or column.kind == "text":
+    # The name of a column may have signs in it, too.
+    parts = (
+        (text[: one.start()].strip(), one[0], text[one.end() :]) for one in _SIGN.finditer(text)
+    )
+    name, sign, number = next((one for one in parts if one[0] in columns), ("", "", ""))
+    column = columns.get(name)
+    if column is None or column.kind == "text":
         numbers = [c.name for c in columns.values() if c.kind != "text"]
         raise ParameterError(
             f"where: expected a column and a number, as reward>=0.5, got {text!r}; columns with "
             f"numbers are {', '.join(numbers)}"
         )
     try:
-        value = float(match[3])
+        value = float(number)
     except ValueError:
-        raise ParameterError(f"where: expected a number after {match[2]!r} in {text!r}") from None
-    name = quoted(column.name)
-    as_number = f"CAST({name} AS DOUBLE)" if column.kind == "truth" else name
-    return f"{as_number} {match[2]} ?", (value,)
+        raise ParameterError(f"where: expected a number after {sign!r} in {text!r}") from None
+    shown = quoted(column.name)
+    as_number = f"CAST({shown} AS DOUBLE)" if column.kind == "truth" else shown
+    return f"{as_number} {sign} ?", (value,)
 
 
 def _tag(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[object, ...]]:

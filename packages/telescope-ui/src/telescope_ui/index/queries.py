@@ -139,14 +139,18 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
     )
     total, known, mean, low, high, quantiles = index.rows(sql, condition.values)[0]
     counts = [0] * bins
+    ends: list[tuple[float | None, float | None]] = [(None, None)] * bins
     width = 0.0
     if known:
         width = (high - low) / bins if high > low else 0.0
         place = f"least(CAST(floor((v - ?) / ?) AS INTEGER), {bins - 1})" if width else "0"
-        sql = f"SELECT {place} AS b, count(*) FROM {source} WHERE v IS NOT NULL GROUP BY b"
+        sql = (
+            f"SELECT {place} AS b, count(*), min(v), max(v) FROM {source} WHERE v IS NOT NULL "
+            "GROUP BY b"
+        )
         values = (*((low, width) if width else ()), *condition.values)
-        for place_, number in index.rows(sql, values):
-            counts[place_] += number
+        for at, number, least, most in index.rows(sql, values):
+            counts[at], ends[at] = number, (least, most)
     if not width:
         counts = counts[:1] if known else []
     edges = [low + width * at for at in range(len(counts))]
@@ -157,6 +161,8 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
         "bins": {
             "low": edges,
             "high": [*edges[1:], high] if edges else [],
+            "least": [least for least, _ in ends[: len(counts)]],
+            "most": [most for _, most in ends[: len(counts)]],
             "count": counts,
         },
     }

@@ -114,9 +114,10 @@ def _newer(logs: Sequence[Log], asked: LogsParameters, cursor: dict[str, int]) -
     kept: list[LogLine] = []
     deadline_s = time.monotonic() + LIMIT_S
     is_cut = False
-    for key, line in heapq.merge(*streams, key=lambda one: one[1].time_s):
-        is_cut = time.monotonic() > deadline_s
-        if is_cut or len(kept) == asked.limit:
+    for number, (key, line) in enumerate(heapq.merge(*streams, key=lambda one: one[1].time_s)):
+        # As above.
+        is_cut = len(kept) == asked.limit or (number > 0 and time.monotonic() > deadline_s)
+        if is_cut:
             break
         starts[key] = min(line.end, files[key].size)
         if _is_asked(line, asked):

@@ -25,12 +25,14 @@ export function Curve({ series, color, x, y }: { series: Series; color: string; 
 }
 
 export function Whiskers({ points, x, y }: { points: Point[]; x: Scale; y: Scale }) {
+  // On a logarithmic axis 0 is nowhere: a whisker that reaches there goes down to the end of the axis.
+  const end = (value: number) => (Number.isFinite(y(value)) ? y(value) : y(y.from));
   return (
     <g class="whiskers">
-      {points.map((one) => (
+      {points.filter((one) => Number.isFinite(y(one.y))).map((one) => (
         <g key={one.label} stroke={seriesColor(one.color)} fill={seriesColor(one.color)}>
           {one.low !== null && one.high !== null && (
-            <path class="whisker" d={`M${x(one.x)} ${y(one.low)}V${y(one.high)}m-3 0h6M${x(one.x) - 3} ${y(one.low)}h6`} />
+            <path class="whisker" d={`M${x(one.x)} ${end(one.low)}V${end(one.high)}m-3 0h6M${x(one.x) - 3} ${end(one.low)}h6`} />
           )}
           <circle cx={x(one.x)} cy={y(one.y)} r={4} />
         </g>

@@ -25,7 +25,7 @@ export function Histogram({ data, onRange, onValue }: Props) {
 function Bars({ data, onRange }: Omit<Props, "onValue">) {
   const [ref, width] = useWidth<HTMLElement>();
   const picture = useRef<SVGSVGElement>(null);
-  const { low = [], high = [], count } = data.bins;
+  const { low = [], high = [], least = [], most = [], count } = data.bins;
   const from = low[0] ?? 0;
   const to = high[high.length - 1] ?? 1;
   const x = linear(from, to, LEFT, width - 12);
@@ -45,6 +45,8 @@ function Bars({ data, onRange }: Omit<Props, "onValue">) {
       <svg ref={picture} width={width} height={HEIGHT} role="group" aria-label={`distribution of ${data.name}`}>
         {count.map((number, at) => {
           const [a, b] = [low[at] ?? 0, high[at] ?? 0];
+          // The ends of bars are rounded, and belong to one of two: what is in a bar does not.
+          const choose = () => onRange(least[at] ?? a, most[at] ?? b);
           const label = `${formatNumber(a)} to ${formatNumber(b)}: ${plural(number, "rollout")}`;
           return number ? (
             <rect
@@ -57,8 +59,8 @@ function Bars({ data, onRange }: Omit<Props, "onValue">) {
               tabIndex={0}
               role="button"
               aria-label={label}
-              onClick={() => onRange(a, b)}
-              onKeyDown={(event) => event.key === "Enter" && onRange(a, b)}
+              onClick={choose}
+              onKeyDown={(event) => event.key === "Enter" && choose()}
             >
               <title>{label}</title>
             </rect>

@@ -40,11 +40,24 @@ async function loadServed(address: string, signal?: AbortSignal): Promise<unknow
     throw new DataError(why, 0);
   }
   try {
-    return await answer.json();
+    return parsed(await answer.text());
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new DataError(`expected JSON, got an answer with status ${answer.status}`, answer.status);
   }
+}
+
+/** A number with so many digits that it may be another one in JavaScript, such as a seed of 64 bits. */
+const LONG = /(?<![\d.eE+])\d{16,}(?![\d.eE])/;
+
+/** Return the value of a text of JSON, and whole numbers that would be rounded as the text that they are. */
+export function parsed(text: string): unknown {
+  if (!LONG.test(text)) return JSON.parse(text);
+  return JSON.parse(text, (_key: string, value: unknown, context?: { source?: string }) => {
+    const isRounded = typeof value === "number" && Number.isInteger(value) && !Number.isSafeInteger(value);
+    // Browsers that do not say what was written round it.
+    return isRounded && /^-?\d+$/.test(context?.source ?? "") ? context?.source : value;
+  });
 }
 
 /** Read the data of all pages, where they stand in the file of an export. */
@@ -53,7 +66,7 @@ export async function unpack(): Promise<void> {
   if (!all?.packed) return;
   const bytes = Uint8Array.from(atob(all.packed), (one) => one.charCodeAt(0));
   const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  all.loaded = (await new Response(text).json()) as Record<string, unknown>;
+  all.loaded = parsed(await new Response(text).text()) as Record<string, unknown>;
   all.pages = Object.fromEntries(Object.keys(all.loaded).map((address) => [address, ""]));
   delete all.packed;
 }

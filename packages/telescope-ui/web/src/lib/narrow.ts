@@ -12,7 +12,7 @@ const ANSWERED: Record<string, readonly string[]> = {
   compare: [...CURVES, "run"],
   rollouts: [
     ...["step_from", "step_to", "reward_from", "reward_to", "environment", "status", "status_reason", "stop_reason"],
-    ...["example_id", "group_id", "truncated", "version", "where", "tag", "sort", "limit", "offset"],
+    ...["error", "example_id", "group_id", "truncated", "version", "where", "tag", "sort", "limit", "offset"],
   ],
   logs: ["component", "source", "life", "level", "q", "limit"],
   // Its page has the whole run, and shows a part of it by itself.
@@ -47,7 +47,7 @@ function taken<T extends Columns>(columns: T, places: readonly number[]): T {
   return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, places.map((at) => values[at] ?? null)])) as T;
 }
 
-const TEXTS = ["environment", "status", "status_reason", "stop_reason", "example_id", "group_id"];
+const TEXTS = ["environment", "status", "status_reason", "stop_reason", "error", "example_id", "group_id"];
 const COMPARED: Record<string, (value: number, than: number) => boolean> = {
   "<=": (value, than) => value <= than,
   ">=": (value, than) => value >= than,

@@ -52,6 +52,8 @@ export function ticks(from: number, to: number, count: number): number[] {
   const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw * 0.7) ?? raw;
   const found: number[] = [];
   const first = Math.ceil(from / step - 1e-9);
+  // Of numbers that differ in their last digits alone, none is between two others to step to.
+  if (!Number.isSafeInteger(first) || !Number.isSafeInteger(Math.ceil(to / step))) return [from];
   for (let at = first; at * step <= to + step * 1e-9; at++) {
     found.push(Number((at * step).toPrecision(12)));
   }

@@ -242,7 +242,7 @@ export interface Distribution {
   minimum: number | null;
   maximum: number | null;
   quantiles: Record<string, number> | null;
-  bins: { low?: number[]; high?: number[]; value?: Cell[]; count: number[] };
+  bins: { low?: number[]; high?: number[]; least?: (number | null)[]; most?: (number | null)[]; value?: Cell[]; count: number[] };
 }
 
 export interface ToolCall {

@@ -77,17 +77,25 @@ function Lines({ address, first, run, folds, onFold }: LinesProps) {
   const [follows, setFollows] = useState(true);
   const box = useRef<HTMLDivElement>(null);
   const change = useLive(run, ["logs"]);
-  const ask = (cursor: string, direction: "older" | "newer") =>
+  /** The change whose lines are all there. */
+  const [told, tell] = useState(0);
+  const ask = (cursor: string, direction: "older" | "newer", until?: number) =>
     load<LogsPage>(withQuery(address, { cursor, direction })).then(
       (page) => {
         setTrouble("");
-        hold((before) => merged(before, page, direction));
+        // Who presses a button twice has asked for the same lines twice.
+        hold((before) => (before[direction] === cursor ? merged(before, page, direction) : before));
+        if (until !== undefined && (!page.is_cut || page.newer === cursor)) tell(until);
       },
-      (error: unknown) => setTrouble(error instanceof DataError ? error.message : String(error)),
+      (error: unknown) => {
+        setTrouble(error instanceof DataError ? error.message : String(error));
+        if (until !== undefined) tell(until);
+      },
     );
+  const isBehind = follows && told !== change;
   useEffect(() => {
-    if (change && follows) void ask(held.newer, "newer");
-  }, [change]);
+    if (isBehind) void ask(held.newer, "newer", change);
+  }, [isBehind, told, held.newer]);
   const searches = !exported() && !isStopped && held.isCut && held.older !== null && held.lines.length < WANTED && !trouble;
   useEffect(() => {
     if (searches) void ask(held.older ?? "", "older");

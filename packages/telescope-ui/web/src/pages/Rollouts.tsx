@@ -94,10 +94,12 @@ function Shown({ address, data, run, onChange }: ShownProps) {
   const range = (low: number, high: number) => {
     if (name === "reward") onChange({ reward_from: low, reward_to: high });
     else if (name === "step") onChange({ step_from: Math.ceil(low), step_to: Math.floor(high) });
-    else go(addWhere(address, [`${name}>=${low}`, `${name}<=${high}`]));
+    else go(addWhere(address, name, [`>=${low}`, `<=${high}`]));
   };
+  const isTruth = names.some((one) => one.name === name && one.kind === "truth");
   const value = (one: string) => {
     if (name.startsWith("tags/")) go(withQuery(address, { tag: `${name.slice(5)}=${one}`, offset: null }));
+    else if (isTruth) go(addWhere(address, name, [`=${Number(one === "true")}`]));
     else onChange({ [name]: one });
   };
   return (
@@ -127,12 +129,11 @@ function Shown({ address, data, run, onChange }: ShownProps) {
   );
 }
 
-function addWhere(address: string, conditions: string[]): string {
+function addWhere(address: string, name: string, conditions: string[]): string {
   const { path, query } = parseAddress(address);
-  const name = (conditions[0] ?? "").split(">=")[0] ?? "";
-  const kept = query.getAll("where").filter((one) => !one.startsWith(`${name}>`) && !one.startsWith(`${name}<`));
+  const kept = query.getAll("where").filter((one) => !["<", ">", "="].some((sign) => one.startsWith(name + sign)));
   query.delete("where");
-  for (const one of [...kept, ...conditions]) query.append("where", one);
+  for (const one of [...kept, ...conditions.map((sign) => name + sign)]) query.append("where", one);
   query.delete("offset");
   return joined(path, query);
 }
