@@ -353,12 +353,18 @@ def test_a_bar_of_tenths_leads_to_its_rollouts(tmp_path):
 def test_names_with_signs_can_be_compared(tmp_path):
     run = RunFolder.create(tmp_path / "runs" / "r", config={})
     names = ("pass@k=1", "p<0.5", "a>=b")
-    rows = [replace(row(1, 0, at), metrics=dict.fromkeys(names, float(at))) for at in range(4)]
+    rows = [
+        replace(row(1, 0, at), metrics=dict.fromkeys(names, float(at)), tags={"a=b": f"{at}=x"})
+        for at in range(4)
+    ]
     run.write_rollouts(1, rows)
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         for name in names:
             asked = urlencode({"where": f"metrics/{name}>=2", "sort": "index"})
             assert ui.get(f"/runs/r/rollouts?{asked}")["columns"]["index"] == [2, 3]
+        for tag, found in (("a=b", [0, 1, 2, 3]), ("a=b=2=x", [2])):
+            asked = urlencode({"tag": tag, "sort": "index"})
+            assert ui.get(f"/runs/r/rollouts?{asked}")["columns"]["index"] == found
 
 
 def test_every_value_of_a_distribution_can_be_asked_for(ui, rows):

@@ -252,6 +252,8 @@ test("an export answers the filters that it can, and names those that it cannot"
       newest_version: [2, 1, 1, 0],
       "metrics/n": [5, 6, 7, null],
       "tags/level": ["1", null, "2", "1"],
+      "metrics/k=1": [0, 1, 2, 3],
+      "tags/a=b": ["x", "y", "x=y", null],
       address: ["/3a", "/3b", "/2a", "/1a"],
     },
   };
@@ -267,6 +269,9 @@ test("an export answers the filters that it can, and names those that it cannot"
     ["where=metrics/n>=6&where=metrics/n<7", ["/3b"]],
     ["tag=level=1", ["/3a", "/1a"]],
     ["tag=level", ["/3a", "/2a", "/1a"]],
+    ["where=metrics/k=1>=2", ["/2a", "/1a"]],
+    ["tag=a=b", ["/3a", "/3b", "/2a"]],
+    ["tag=a=b=x=y", ["/2a"]],
     ["sort=reward", ["/3b", "/1a", "/3a", "/2a"]],
     ["sort=-reward&limit=2&offset=1", ["/1a", "/3b"]],
   ];

@@ -110,7 +110,9 @@ def _comparison(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[ob
 
 
 def _tag(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[object, ...]]:
-    name, is_given, value = text.partition("=")
+    # The name of a tag may have this sign in it, too.
+    names = [text, *(text[:at] for at, sign in enumerate(text) if sign == "=")]
+    name = next((one for one in names if f"tags/{one}" in columns), "")
     column = columns.get(f"tags/{name}")
     if column is None:
         known = [one.removeprefix("tags/") for one in columns if one.startswith("tags/")]
@@ -118,6 +120,6 @@ def _tag(text: str, columns: Mapping[str, Column]) -> tuple[str, tuple[object, .
             f"tag: expected NAME=VALUE or NAME of a known tag, got {text!r}; "
             + (f"known tags are {', '.join(known)}" if known else "this run has no tags")
         )
-    if is_given:
-        return f"{quoted(column.name)} = ?", (value,)
+    if name != text:
+        return f"{quoted(column.name)} = ?", (text[len(name) + 1 :],)
     return f"{quoted(column.name)} IS NOT NULL", ()

@@ -87,13 +87,15 @@ function rolloutsOf(page: RolloutsPage, query: URLSearchParams): RolloutsPage {
     compare("newest_version", ">=", Number(version));
   }
   for (const text of query.getAll("where")) {
-    const match = /^(.+?)(<=|>=|!=|<|>|=)(.+)$/s.exec(text);
-    if (match) compare((match[1] ?? "").trim(), match[2] ?? "", Number(match[3]));
+    // The name of a column may have signs in it, too.
+    const match = [...text.matchAll(/<=|>=|!=|<|>|=/g)].find(({ index }) => Object.hasOwn(columns, text.slice(0, index).trim()));
+    if (match) compare(text.slice(0, match.index).trim(), match[0], Number(text.slice(match.index + match[0].length)));
   }
   for (const text of query.getAll("tag")) {
-    const [name = "", value] = text.split(/=(.*)/s);
+    const names = [text, ...[...text.matchAll(/=/g)].map(({ index }) => text.slice(0, index))];
+    const name = names.find((one) => Object.hasOwn(columns, `tags/${one}`)) ?? "";
     const own = columns[`tags/${name}`] ?? [];
-    tests.push((at) => (own[at] ?? null) !== null && (value === undefined || String(own[at]) === value));
+    tests.push((at) => (own[at] ?? null) !== null && (name === text || String(own[at]) === text.slice(name.length + 1)));
   }
   const places = chosen(columns, (at) => tests.every((test) => test(at)));
   const sort = query.get("sort") ?? "-step";
