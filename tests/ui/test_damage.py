@@ -509,3 +509,19 @@ def test_a_clock_that_was_set_back_hides_no_stages(tmp_path, run):
         page = ui.get(f"/runs/r/timeline?from={BEGAN_S + 25}&to={BEGAN_S + 31}")
         addresses = [one for row in page["rows"] for one in row["bars"]["columns"]["address"]]
         assert "/runs/r/rollouts/2.0/0/1" in addresses
+
+
+@pytest.mark.parametrize("value", ["1.7e308", f"1{'0' * 400}"])
+def test_values_near_the_largest_float_take_no_page_with_them(tmp_path, run, value):
+    write_steps(RunFolder.create(tmp_path / "runs" / "other", config={}), range(1, 2))
+    names = ("task_reward/mean", "reward/mean", "entropy", "grad_norm", "own")
+    with (run.path / "metrics.jsonl").open("a") as stream:
+        for step in range(4, 60):
+            values = "".join(f', "{name}": {value}' for name in names)
+            stream.write(f'{{"step": {step}, "time_s": {BEGAN_S + step}{values}}}\n')
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert {one["key"] for one in ui.get("/")["runs"]} == {"r", "other"}
+        page = ui.get("/runs/r?metric=own&metric=entropy")
+        assert page["curves"]["steps"][-1] == 59
+        assert page["curves"]["metrics"]["own"][-1] > 1e100
+        assert {one["key"] for one in ui.get("/compare?run=r&run=other")["runs"]} == {"r", "other"}

@@ -1,6 +1,5 @@
 """`Course`: steps and reward of a run for lists of runs, without its other metrics."""
 
-import math
 from array import array
 from pathlib import Path
 from threading import Lock
@@ -11,6 +10,7 @@ import msgspec
 from telescope_core.records.files import is_of_step
 from telescope_core.reports.verdict import REWARDS
 from telescope_ui.files.json_lines import NewRows
+from telescope_ui.index.metrics_table import bounded
 
 
 class _Line(msgspec.Struct):
@@ -64,6 +64,6 @@ class Course:
             self._last_step = max(self._last_step, line.step)
             measured = (line.task_reward, line.reward, line.accuracy)
             for known, value in zip(self._found, measured, strict=True):
-                if value is not None and isinstance(value, int | float) and math.isfinite(value):
+                if isinstance(value, int | float):
                     known.steps.append(line.step)
-                    known.values.append(value)
+                    known.values.append(bounded(value))

@@ -17,6 +17,7 @@ MAX_NAMES = 5000
 MAX_VALUES = 2**25
 """Most values: steps times metrics; further steps are left out."""
 _IDENTITY = ("step",)
+_LARGEST = 1e150
 
 
 class Columns(NamedTuple):
@@ -117,7 +118,7 @@ class MetricsTable:
                     continue
                 column = self._columns[name] = array("d")
             _fill(column, num)
-            column.append(_number(value))
+            column.append(bounded(value))
         self._steps.append(row["step"])
 
 
@@ -127,8 +128,6 @@ def _fill(column: "array[float]", num: int) -> None:
         column.extend(array("d", [math.nan]) * (num - len(column)))
 
 
-def _number(value: float | None) -> float:
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:
-        return math.nan
+def bounded(value: float | None) -> float:
+    """Return a value of a line, of which sums and squares are no larger than floats can be."""
+    return math.nan if value is None else float(max(-_LARGEST, min(_LARGEST, value)))
