@@ -10,16 +10,23 @@ from threading import Event
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.ui.recorded import BEGAN_S, STEP_S, write_eval, write_standalone, write_steps
+from tests.ui.recorded import (
+    BEGAN_S,
+    STEP_S,
+    write_eval,
+    write_run,
+    write_standalone,
+    write_steps,
+)
 from tests.ui.served import LIMIT_S, answered, served
 from tests.ui.test_live import Events
 
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
-from telescope_ui.index import one_run
+from telescope_ui.files import run_files
 from telescope_ui.pages import happened
-from telescope_ui.web import app
+from telescope_ui.web import app, export
 from telescope_ui.web.export import export_runs
 
 SERVER = "http://127.0.0.1:1"
@@ -487,13 +494,13 @@ def test_a_file_that_goes_while_a_list_is_made_takes_no_other_run_with_it(
     tmp_path, run, monkeypatch
 ):
     write_steps(RunFolder.create(tmp_path / "runs" / "other", config={}), range(1, 2))
-    known = one_run.inside
+    known = run_files.inside
 
     def gone(root, *parts):
         is_gone = root.name == "r" and parts == ("metrics.jsonl",)
         return root / "gone" if is_gone else known(root, *parts)
 
-    monkeypatch.setattr(one_run, "inside", gone)
+    monkeypatch.setattr(run_files, "inside", gone)
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert {one["key"] for one in ui.get("/")["runs"]} == {"r", "other"}
 
@@ -525,3 +532,25 @@ def test_values_near_the_largest_float_take_no_page_with_them(tmp_path, run, val
         assert page["curves"]["steps"][-1] == 59
         assert page["curves"]["metrics"]["own"][-1] > 1e100
         assert {one["key"] for one in ui.get("/compare?run=r&run=other")["runs"]} == {"r", "other"}
+
+
+def test_calls_that_are_damaged_take_no_rollouts_and_no_export_with_them(tmp_path):
+    run = write_run(tmp_path / "runs" / "r", steps=3)
+    damage_pages(next((run.path / "calls").glob("*.parquet")))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        assert ui.get("/runs/r/evals/math-after/rollouts/eval-2/0")["row"]["group_id"] == "eval-2"
+    # Each is a server of its own, that has not seen the damage before.
+    for address in ("rollouts", f"rollouts?server={SERVER}"):
+        with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+            assert ui.get(f"/runs/r/{address}")["steps"] == {"first": 1, "last": 3}
+    exported = export_runs([run.path], tmp_path / "export", num_rollouts=4)
+    assert exported.num_unreadable == 0
+
+
+def test_a_file_that_goes_during_an_export_takes_its_page_alone(tmp_path, run, monkeypatch):
+    def gone(*given):
+        raise FileNotFoundError(2, "No such file or directory", "config.json")
+
+    monkeypatch.setattr(export, "config_page", gone)
+    exported = export_runs([run.path], tmp_path / "export", num_rollouts=2)
+    assert exported.num_unreadable == 1

@@ -134,8 +134,7 @@ class Guard:
         kind, _, value = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(value.strip()):
             return None
-        # Python's own parser drops all cookies if one of them, of any program of this machine, has
-        # a value that it does not know, such as JSON.
+        # SimpleCookie drops all if it cannot read one, which may be of any program at this host.
         if self._is_token(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
             return None
         return _no_token(headers)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.database import Database
 from telescope_ui.files.json_lines import JsonLines
-from telescope_ui.files.run_files import Stamp, inside, object_in, stamp_of
+from telescope_ui.files.run_files import Stamp, inside, object_in, stamp_of, stamp_of_folder
 from telescope_ui.index.course import Course
 from telescope_ui.index.metrics_table import MetricsTable
 from telescope_ui.index.run_index import RunIndex
@@ -165,13 +164,9 @@ class OneRun:
 
     def changed_s(self) -> float:
         """Return the time of the last change in the folder, in Unix seconds."""
-        times: list[float] = []
-        for name in self.changing:
-            path = inside(self.path, name)
-            # A run that goes on renames and deletes files.
-            with suppress(FileNotFoundError):
-                times += [] if path is None else [os.stat(path).st_mtime]
-        return max(times, default=0.0)
+        # Files of a run that goes on may go between two looks.
+        stamps = [stamp_of_folder(self.path, name) for name in self.changing]
+        return max((one.mtime_ns / 1e9 for one in stamps if one is not None), default=0.0)
 
     def address(self, *parts: object) -> str:
         """Return the address of a page of this run."""

@@ -138,8 +138,7 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
         f"quantile_cont(v, {list(_QUANTILES)}) FROM {source}"
     )
     total, known, mean, low, high, quantiles = index.rows(sql, condition.values)[0]
-    counts = [0] * bins
-    ends: list[tuple[float | None, float | None]] = [(None, None)] * bins
+    bars: list[tuple[int, float | None, float | None]] = [(0, None, None)] * bins
     width = 0.0
     if known:
         width = (high - low) / bins if high > low else 0.0
@@ -150,10 +149,10 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
         )
         values = (*((low, width) if width else ()), *condition.values)
         for at, number, least, most in index.rows(sql, values):
-            counts[at], ends[at] = number, (least, most)
+            bars[at] = number, least, most
     if not width:
-        counts = counts[:1] if known else []
-    edges = [low + width * at for at in range(len(counts))]
+        bars = bars[:1] if known else []
+    edges = [low + width * at for at in range(len(bars))]
     return {
         **{"name": column.name, "kind": "number", "total": total, "missing": total - known},
         **{"mean": mean, "minimum": low, "maximum": high},
@@ -161,9 +160,9 @@ def _histogram(index: RunIndex, condition: Condition, column: Column, *, bins: i
         "bins": {
             "low": edges,
             "high": [*edges[1:], high] if edges else [],
-            "least": [least for least, _ in ends[: len(counts)]],
-            "most": [most for _, most in ends[: len(counts)]],
-            "count": counts,
+            "count": [bar[0] for bar in bars],
+            "least": [bar[1] for bar in bars],
+            "most": [bar[2] for bar in bars],
         },
     }
 

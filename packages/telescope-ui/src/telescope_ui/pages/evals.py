@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 from telescope_core.base.errors import ConfigError, unknown_name
@@ -11,6 +12,7 @@ from telescope_core.evals.result import EvalResult, RewardSoFar, TaskScore
 from telescope_core.reports.differences import cautions, sentence
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import EvalParameters, EvalRolloutsParameters
+from telescope_ui.files.damage import answering
 from telescope_ui.files.database import Database
 from telescope_ui.files.eval_files import (
     EvalKey,
@@ -28,6 +30,7 @@ from telescope_ui.files.eval_files import (
     texts_of,
 )
 from telescope_ui.index import queries
+from telescope_ui.index.block_tables import block_files
 from telescope_ui.index.one_eval import OneEval
 from telescope_ui.index.one_run import OneRun
 from telescope_ui.index.search import LIMIT_S, excerpt
@@ -356,8 +359,10 @@ def eval_rollout_page(
     shown = _Shown(run, folder)
     group_id, index = key
     row = row_in(shown.place, group_id, index)
+    own = ("step IS NULL AND environment = ?", [folder])
+    read = partial(calls_of, run, database, row, within=own)
     calls = (
-        calls_of(run, database, row, within=("step IS NULL AND environment = ?", [folder]))
+        answering(database.damage, lambda: block_files(run.path, "calls"), read)
         if known is None
         else calls_among(known, row, folder)
     )

@@ -7,6 +7,7 @@ from telescope_core.records.timeline import CALLS_FOLDER
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.base.parameters import RolloutsParameters
 from telescope_ui.base.wrong_addresses import unfit, unfit_steps
+from telescope_ui.files.damage import answering
 from telescope_ui.files.database import Database
 from telescope_ui.files.run_files import Listed
 from telescope_ui.index import queries
@@ -23,6 +24,8 @@ def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) ->
     """Return a page of rollouts, the hits of a search, or a histogram."""
     state = run.index.refresh()
     condition = condition_of(asked, run.index.columns(), is_discarding=run.is_discarding())
+    # Files that are damaged are found here, before others read them.
+    servers = servers_of(run, database)
     if asked.server:
         condition = _of_servers(run, database, condition, asked.server)
     base: JsonObject = {"run": run.brief(), "index": state}
@@ -42,7 +45,7 @@ def rollouts_page(run: OneRun, database: Database, asked: RolloutsParameters) ->
         answer = {"total": queries.count(run.index, condition), "columns": rows}
     answer["columns"] = with_addresses(run, answer["columns"])
     choices = run.index.remembered("choices", lambda: queries.choices(run.index))
-    choices = {**choices, "server": servers_of(run, database)}
+    choices = {**choices, "server": servers}
     steps = queries.steps(run.index)
     return {
         "page": "rollouts",
@@ -102,8 +105,11 @@ def servers_of(run: OneRun, database: Database) -> list[str]:
 @lru_cache(maxsize=4096)
 def _servers_in(database: Database, file: Listed) -> tuple[str, ...]:
     """Return the servers in a file; `stamp` identifies its content."""
-    calls = source_of(database.damage, CALLS_FOLDER, [file], ("server",))
-    if calls is None:
-        return ()
-    sql = f"SELECT DISTINCT server FROM {calls.sql} WHERE server != '' LIMIT {_MAX_SERVERS}"
-    return tuple(row[0] for row in database.rows(sql, calls.values))
+
+    def found() -> JsonObject:
+        calls = source_of(database.damage, CALLS_FOLDER, [file], ("server",))
+        query = "SELECT DISTINCT server FROM {} WHERE server != '' LIMIT {}"
+        sql = query.format("" if calls is None else calls.sql, _MAX_SERVERS)
+        return {"rows": [] if calls is None else database.rows(sql, calls.values)}
+
+    return tuple(row[0] for row in answering(database.damage, lambda: [file], found)["rows"])

@@ -233,7 +233,7 @@ def _as_script(content: bytes) -> bytes:
 def _data(page: Callable[[], JsonObject]) -> JsonObject:
     try:
         return page()
-    except TelescopeError as error:
+    except (TelescopeError, OSError, duckdb.Error) as error:
         return error_body(status_of(error), str(error))
 
 
