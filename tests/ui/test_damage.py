@@ -24,7 +24,6 @@ from tests.ui.test_live import Events
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
-from telescope_ui.files import run_files
 from telescope_ui.pages import happened
 from telescope_ui.web import app, export
 from telescope_ui.web.export import export_runs
@@ -494,13 +493,9 @@ def test_a_file_that_goes_while_a_list_is_made_takes_no_other_run_with_it(
     tmp_path, run, monkeypatch
 ):
     write_steps(RunFolder.create(tmp_path / "runs" / "other", config={}), range(1, 2))
-    known = run_files.inside
-
-    def gone(root, *parts):
-        is_gone = root.name == "r" and parts == ("metrics.jsonl",)
-        return root / "gone" if is_gone else known(root, *parts)
-
-    monkeypatch.setattr(run_files, "inside", gone)
+    exists = os.path.exists
+    gone = str(run.path.resolve() / "servers.jsonl")
+    monkeypatch.setattr(os.path, "exists", lambda path: str(path) == gone or exists(path))
     with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
         assert {one["key"] for one in ui.get("/")["runs"]} == {"r", "other"}
 
