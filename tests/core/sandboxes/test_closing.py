@@ -1,5 +1,10 @@
 """Sandboxes whose service does not answer when they are to be ended: none is forgotten."""
 
+import errno
+import os
+import threading
+from types import SimpleNamespace
+
 import pytest
 
 from telescope_core.sandboxes import (
@@ -9,6 +14,10 @@ from telescope_core.sandboxes import (
     SandboxPool,
     SandboxSpec,
 )
+from telescope_core.sandboxes.docker import DockerProvider
+from telescope_core.sandboxes.local.bubblewrap import InnerLimits, Interpreter
+from telescope_core.sandboxes.local.sandbox import LocalSandbox
+from telescope_core.sandboxes.local.started import Ingredients, Template, start
 from telescope_core.sandboxes.remote import CloudProvider
 
 
@@ -77,3 +86,77 @@ async def test_sandboxes_of_rollouts_end_with_their_provider(monkeypatch):
     with pytest.raises(SandboxError, match="box 0 is away"):
         await sandboxes.close()
     assert [one.is_ended for one in provider.made] == [True, True]
+
+
+async def test_a_provider_of_containers_leaves_its_service_and_keeps_no_thread(monkeypatch):
+    left = []
+    service = SimpleNamespace(close=lambda: left.append(threading.current_thread()))
+    provider = DockerProvider()
+    monkeypatch.setattr(provider, "_connect", lambda: (service, {}))
+    for number in (1, 2):
+        await provider._connected()
+        await provider.close()
+        assert len(left) == number
+        left[-1].join(60)
+        assert not left[-1].is_alive()
+
+
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def refusing(make, *, after: int):
+    """Return `make`, which is refused once it was called `after` times."""
+    left = iter(range(after))
+
+    def refused(*arguments):
+        if next(left, None) is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make(*arguments)
+
+    return refused
+
+
+async def test_a_command_without_descriptors_keeps_none(monkeypatch):
+    box = LocalSandbox(
+        SimpleNamespace(pid=1, kill=lambda: None),
+        None,
+        SandboxSpec(),
+        watched_bytes=0,
+        environment={},
+        measures={},
+        on_closed=lambda box: None,
+    )
+    before = num_open_files()
+    for after in (0, 1):
+        monkeypatch.setattr(os, "pipe", refusing(os.pipe, after=after))
+        with pytest.raises(OSError, match="Too many open files"):
+            await box.run(["true"])
+        monkeypatch.undo()
+    assert num_open_files() == before
+    box._expire()
+    box._expiry.cancel()
+
+
+async def test_a_sandbox_that_cannot_be_started_keeps_no_descriptor(monkeypatch):
+    given = Ingredients(
+        program="/nowhere/bwrap",
+        interpreter=Interpreter(path="/usr/bin/python3", prefix="/usr", package_folders=()),
+        supervisor=b"",
+        template=b"",
+        filter=b"",
+        read_only=(),
+    )
+    limits = InnerLimits(disk_bytes=1, max_processes=1, address_bytes=0, time_to_live_s=1)
+
+    async def template() -> None:
+        Template(given)
+
+    before = num_open_files()
+    for after in range(3):
+        for begin in (lambda: start(given, limits, lambda pid: None), template):
+            monkeypatch.setattr(os, "memfd_create", refusing(os.memfd_create, after=after))
+            with pytest.raises(OSError, match="Too many open files"):
+                await begin()
+            monkeypatch.undo()
+    assert num_open_files() == before

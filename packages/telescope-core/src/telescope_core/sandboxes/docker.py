@@ -71,7 +71,7 @@ class DockerProvider(CloudProvider):
         self._base_url = base_url
         self._image = image
         self._as_image = as_image
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
+        self._threads = _new_threads()
         self.amounts = _AMOUNTS
         self.limits = _LIMITS
         if as_image:
@@ -106,8 +106,10 @@ class DockerProvider(CloudProvider):
         return await self._call(lambda: self._built(context, tag), timeout_s)
 
     async def leave(self, client: Any) -> None:
-        """Close the connection."""
+        """Close the connection, and end the threads of its calls."""
         await self._call(client.close)
+        self._threads.shutdown(wait=False)
+        self._threads = _new_threads()  # they begin with a call
 
     async def _connected(self) -> None:
         async with self._opening:
@@ -185,6 +187,10 @@ class DockerProvider(CloudProvider):
                 if error.status_code == _REFUSED:
                     raise refused_by_service(self.name, spec, error.explanation) from error
                 raise
+
+
+def _new_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="docker-sandbox")
 
 
 def _settings(spec: SandboxSpec, *, as_image: bool) -> dict[str, Any]:

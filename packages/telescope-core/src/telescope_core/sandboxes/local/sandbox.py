@@ -232,8 +232,10 @@ class LocalSandbox:
     ) -> CommandResult:
         before = self._group.num_killed() if self._group is not None else 0
         began_s = time.monotonic()
-        captures = [Capture(self._spec.max_output_bytes) for _ in range(2)]
+        captures: list[Capture] = []
         try:
+            while len(captures) < 2:
+                captures.append(Capture(self._spec.max_output_bytes))
             given = memory_file(stdin)
             try:
                 readable = os.open(f"/proc/self/fd/{given}", os.O_RDONLY)

@@ -251,14 +251,14 @@ async def start(
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         passed.callback(theirs.close)
+        said = passed_memory_file(passed, b"")
+        seccomp = passed_memory_file(passed, ingredients.filter)
+        code = passed_memory_file(passed, ingredients.supervisor)
+        # After all that may fail, as this end is closed below.
         status_reader, status_writer = os.pipe()
         passed.callback(os.close, status_reader)
-        said = passed_memory_file(passed, b"")
         descriptors = Descriptors(
-            status=status_writer,
-            filter=passed_memory_file(passed, ingredients.filter),
-            code=passed_memory_file(passed, ingredients.supervisor),
-            connection=theirs.fileno(),
+            status=status_writer, filter=seccomp, code=code, connection=theirs.fileno()
         )
         words = bubblewrap_words(
             ingredients.program,
@@ -377,7 +377,6 @@ class Template:
         self._control.setblocking(False)
         with contextlib.ExitStack() as passed:
             passed.callback(theirs.close)
-            self._said = os.memfd_create("telescope-sandbox")
             descriptors = Descriptors(
                 status=-1,
                 filter=-1,
@@ -388,6 +387,7 @@ class Template:
             words = template_words(
                 ingredients.program, ingredients.interpreter, descriptors, ingredients.read_only
             )
+            self._said = os.memfd_create("telescope-sandbox")
             try:
                 self._process = subprocess.Popen(
                     [*drop_words(), *words],
