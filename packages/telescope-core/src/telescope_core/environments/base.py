@@ -368,11 +368,15 @@ class Environment:
 
     async def close(self) -> None:
         """Release processes and connections. Idempotent; an override must call super().close()."""
-        while self.__releases:
-            result = self.__releases.pop()()
-            if inspect.isawaitable(result):
-                await result
-        self.caller.close()
+        try:
+            while self.__releases:
+                result = self.__releases.pop()()
+                if inspect.isawaitable(result):
+                    await result
+        finally:
+            if self.__releases:  # one of them raised
+                await Environment.close(self)
+            self.caller.close()
 
     def _require_answer(self, example: Example) -> None:
         readers = [f.name for f in self.score_functions if f.reads_answer]

@@ -116,10 +116,15 @@ class LoopWatch:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        # Another watch that was started later still hands its signals on to this one.
         for number, handler in self._previous_handlers.items():
-            if signal.getsignal(number) == self._on_signal:
+            found: Any = signal.getsignal(number)
+            if found == self._on_signal:
                 signal.signal(number, handler)
+            # A watch that was started later hands its signals on to what this one replaced.
+            while isinstance(later := getattr(found, "__self__", None), LoopWatch):
+                found = later._previous_handlers[number]
+                if found == self._on_signal:
+                    later._previous_handlers[number] = handler
 
     @property
     def _period_s(self) -> float:

@@ -131,7 +131,8 @@ class McpConnections:
         self._servers = tuple(servers)
         self._shared: dict[int, McpConnection] = {}
         self._locks = [asyncio.Lock() for _ in servers]
-        self._failures: dict[int, list[EnvironmentLoadError]] = {}
+        self._failures = [(0, "") for _ in servers]
+        """Number of failures to connect to each server, and the last one's text."""
         self._listed: dict[int, list[Tool]] = {}
 
     @property
@@ -157,20 +158,20 @@ class McpConnections:
             await connection.close()
 
     async def _shared_connection(self, index: int) -> "McpConnection":
-        failures = self._failures.setdefault(index, [])
-        num_failures = len(failures)
+        before = self._failures[index]
         async with self._locks[index]:
             connection = self._shared.get(index)
             if connection is None or not connection.is_usable():
-                if len(failures) > num_failures:
+                number, text = self._failures[index]
+                if (number, text) != before:
                     # Others waited meanwhile for as long as the server may take.
-                    raise EnvironmentLoadError(str(failures[-1]))
+                    raise EnvironmentLoadError(text)
                 if connection is not None:
                     await connection.close()
                 try:
                     connection = await McpConnection.open(self._servers[index])
                 except EnvironmentLoadError as error:
-                    failures.append(error)
+                    self._failures[index] = number + 1, str(error)
                     raise
                 self._shared[index] = connection
             return connection

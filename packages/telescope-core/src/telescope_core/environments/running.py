@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,19 +89,6 @@ class Notes:
             self.memory[HEAD_BYTES + number * SLOT.size] = 0
             self._free.append(number)
 
-    def watch_exits(self) -> None:
-        """From now on, note the call that ends this process by `os._exit`; it cannot be caught."""
-        leave, own = os._exit, os.getpid()
-
-        def noted(status: int) -> Any:
-            current = CURRENT.get()
-            # Forks share the memory, and end in this way whenever they have done their work.
-            if current is not None and os.getpid() == own:
-                EXIT.pack_into(self.memory, EXIT_AT, True, current.call)
-            leave(status)
-
-        os._exit = noted
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -117,6 +105,23 @@ class Request:
 
 
 CURRENT: ContextVar[Request | None] = ContextVar("telescope_running", default=None)
+
+
+class NotedExit:
+    """`os._exit`, which cannot be caught, but notes the request that calls it."""
+
+    def __init__(self) -> None:
+        former: Any = os._exit
+        self._leave = former._leave if isinstance(former, NotedExit) else former
+        self._own = os.getpid()
+
+    def __call__(self, status: int) -> Any:
+        """Note it, and end the process."""
+        current = CURRENT.get()
+        # Forks share the memory, and end in this way whenever they have done their work.
+        if current is not None and os.getpid() == self._own:
+            EXIT.pack_into(current.notes.memory, EXIT_AT, True, current.call)
+        self._leave(status)
 
 
 class noting:
@@ -218,19 +223,25 @@ class HoldWatch:
             return self._notes
         with tempfile.TemporaryFile() as file:
             file.truncate(MEMORY_BYTES)
-            self._notes = notes = Notes(mmap.mmap(file.fileno(), MEMORY_BYTES))
-            guard_read, self._guard = os.pipe()
+            notes = Notes(mmap.mmap(file.fileno(), MEMORY_BYTES))
+            guard_read, guard = os.pipe()
             fds = (file.fileno(), guard_read)
             command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("held.py"))]
-            self._process = subprocess.Popen(
-                [*command, *map(str, fds), str(os.getpid())],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the driver, which then says that it ended
-            )
-            os.close(guard_read)
-        notes.watch_exits()
+            try:
+                self._process = subprocess.Popen(
+                    [*command, *map(str, fds), str(os.getpid())],
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the driver, which says that it ended
+                )
+            except BaseException:
+                os.close(guard)
+                raise
+            finally:
+                os.close(guard_read)
+        self._notes, self._guard = notes, guard
+        os._exit = NotedExit()
         # Before the thread does: what holds the interpreter from now on is seen.
         notes.beat()
         threading.Thread(target=self._beat, args=(notes,), name="hold-watch", daemon=True).start()
@@ -244,7 +255,8 @@ class HoldWatch:
             self._turning.cancel()
         process, self._process = self._process, None
         if process is not None:
-            os.write(self._guard, b".")
+            with suppress(BrokenPipeError):  # somebody may have killed it
+                os.write(self._guard, b".")
             os.close(self._guard)
             process.wait()
 

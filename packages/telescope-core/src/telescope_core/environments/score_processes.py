@@ -88,8 +88,15 @@ class ScoreProcesses:
 
     async def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        process = await asyncio.to_thread(_spawn, theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        spawning = asyncio.ensure_future(asyncio.to_thread(_spawn, theirs))
+        try:
+            # Shielded, as whoever is cancelled meanwhile still has a process to end.
+            process = await asyncio.shield(spawning)
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            spawning.add_done_callback(_end)
+            raise
         worker = _Worker(process, reader, writer, asyncio.get_running_loop())
         try:
             kind, problem = await self._exchange(worker, (self._factory, self._config))
@@ -118,6 +125,12 @@ class ScoreProcesses:
                 "middle of a call (a negative status is the signal that killed it; -9 often means "
                 "that memory ran out)"
             ) from error
+
+
+def _end(spawning: "asyncio.Task[subprocess.Popen[bytes]]") -> None:
+    if not spawning.cancelled() and spawning.exception() is None:
+        spawning.result().kill()
+        spawning.result().wait()
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:

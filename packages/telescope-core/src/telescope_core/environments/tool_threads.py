@@ -78,14 +78,15 @@ class DaemonThreads:
             if not is_busy:
                 self._num_free -= 1
         if is_busy:
-            name = "telescope-daemon"
-            threading.Thread(target=self._work, args=(job,), daemon=True, name=name).start()
-        else:
-            self._jobs.put(job)
+            threading.Thread(target=self._work, daemon=True, name="telescope-daemon").start()
+        # Not as an argument of the thread, which would keep it as long as the thread lives.
+        self._jobs.put(job)
 
-    def _work(self, job: _Job) -> None:
+    def _work(self) -> None:
+        job = self._jobs.get()
         while True:
             job()
+            del job
             with self._lock:
                 self._num_free += 1
             try:

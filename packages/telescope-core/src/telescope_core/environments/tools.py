@@ -158,6 +158,8 @@ class ToolEnvironment(MultiTurnEnvironment):
 
     async def close(self) -> None:
         """Close the environment and its MCP servers. Idempotent."""
-        await super().close()
-        if self.__connections is not None:
-            await self.__connections.close()
+        try:
+            await super().close()
+        finally:
+            if self.__connections is not None:
+                await self.__connections.close()

@@ -114,6 +114,9 @@ class AgentEnvironment(Environment):
         self._sandboxes = EpisodeSandboxes(
             self._provider, self.sandbox_spec, max_open=self.config.max_sandboxes
         )
+        # The last one is called first.
+        self.on_close(self._provider.close)
+        self.on_close(self._sandboxes.close)
 
     @property
     def offers_tools(self) -> bool:
@@ -202,12 +205,6 @@ class AgentEnvironment(Environment):
     async def give_back_sandbox(self, episode: Episode[Any]) -> None:
         """End every process of the rollout, and return its sandbox."""
         await self._sandboxes.release(episode)
-
-    async def close(self) -> None:
-        """Close all sandboxes."""
-        await super().close()
-        await self._sandboxes.close()
-        await self._provider.close()
 
     def _chosen(self) -> Harness:
         name: str = self.config.harness

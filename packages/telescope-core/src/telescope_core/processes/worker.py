@@ -28,7 +28,7 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.first_process import go_on_below_first
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.environments.running import Notes
+from telescope_core.environments.running import NotedExit, Notes
 from telescope_core.finding.locate import (
     load_environment_class,
     locate_environment,
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.guard_fd is not None and options.fd is not None:
         notes = Notes()
         go_on_in_kept_child(options.guard_fd, options.fd, notes)
-        notes.watch_exits()
+        os._exit = NotedExit()
         # The first beat of the watch comes after a moment, in which code may hold everything.
         notes.beat()
         served = replace(served, notes=notes)
