@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -119,28 +120,31 @@ class LocalPlace:
     async def start(self, protocol: asyncio.Protocol, *, silence_s: float) -> "LocalWorker":
         """Start the process and connect to it; it then greets over the connection."""
         del silence_s  # nothing is waited for here
-        ours, theirs = socket.socketpair()
-        guard_read, guard_write = os.pipe()
-        output = self._output()
-        try:
-            process = self._spawn(theirs.fileno(), guard_read, output.fd)
-        except OSError as error:
-            os.close(guard_write)
-            ours.close()
-            output.close()
-            raise EnvironmentProcessError(
-                f"{self.label} cannot be started with {self.interpreter!r}: {error}; "
-                "reinstall the environment"
-            ) from error
-        finally:
-            theirs.close()
-            os.close(guard_read)
+        with ExitStack() as passed, ExitStack() as undone:
+            output = self._output()
+            undone.callback(output.close)
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
+            passed.callback(theirs.close)
+            guard_read, guard_write = os.pipe()
+            undone.callback(os.close, guard_write)
+            passed.callback(os.close, guard_read)
+            try:
+                process = self._spawn(theirs.fileno(), guard_read, output.fd)
+            except OSError as error:
+                raise EnvironmentProcessError(
+                    f"{self.label} cannot be started with {self.interpreter!r}: {error}; "
+                    "reinstall the environment"
+                ) from error
+            undone.pop_all()
         output.begin()
         worker = LocalWorker(process, guard=guard_write, output=output, log_path=self.log_path)
         try:
             await asyncio.get_running_loop().create_connection(lambda: protocol, sock=ours)
         except BaseException:
+            ours.close()
             worker.kill()
+            await worker.end(within_s=_EPITAPH_S)
             raise
         return worker
 

@@ -51,6 +51,8 @@ class ServedCall:
     has_ended: bool = False
 
 
+_LEAVING: set[asyncio.Task[None]] = set()
+"""Held, because the event loop holds tasks weakly."""
 CALL: ContextVar[ServedCall | None] = ContextVar("CALL", default=None)
 """The request that the running code belongs to, in tasks and threads."""
 
@@ -195,6 +197,7 @@ class Serving:
                 return await client.health()
             case frames.Close():
                 await client.close()
+                self._client = None
                 asyncio.get_running_loop().call_soon(self.connection.close, "the host closed it")
                 return None
 
@@ -232,7 +235,16 @@ class Serving:
     def _on_lost(self, why: str) -> None:
         for task in list(self._tasks.values()):
             task.cancel()
+        _LEAVING.add(leaving := asyncio.get_running_loop().create_task(self._leave()))
+        leaving.add_done_callback(_LEAVING.discard)
         self._on_ended(self)
+
+    async def _leave(self) -> None:
+        """Close the environment of a host that is gone without having closed it."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+        if self._client is not None:
+            await self._client.close()
 
 
 class _HostPolicy:
