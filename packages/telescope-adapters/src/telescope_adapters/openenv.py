@@ -7,7 +7,7 @@ server, where it has tasks, and otherwise a seed. A server without a free sessio
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -400,8 +400,10 @@ class _Socket:
 
     async def close(self) -> None:
         """End the session."""
-        if not self._wire.closed:
-            await self._wire.send_json({"type": "close"})
+        # To tell a server that is gone would raise, in place of the error that tells so.
+        with suppress(aiohttp.ClientError, ConnectionError):
+            if not self._wire.closed:
+                await self._wire.send_json({"type": "close"})
         await self._wire.close()
 
 
