@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telescope_core.diagnosis import RULES, History, Kind, diagnose
+from telescope_core.diagnosis import RULES, GrowingHistory, History, Kind, diagnose
 from telescope_core.diagnosis import rules as rules_module
 
 ROOT = Path(__file__).parents[3]
@@ -413,3 +413,21 @@ def test_metrics_that_rules_read_are_documented():
     read = set(re.findall(r'"((?:[a-z_]+/)+[a-z_0-9]+)"', source))
     assert read
     assert sorted(name for name in read if f"`{name}`" not in known) == []
+
+
+def test_a_history_that_grows_is_that_of_all_rows():
+    rows = [
+        {"step": 1, "a": 1.0, "word": "x"},
+        {"step": 2, "b": 2, "none": None},
+        {"step": 3, "a": math.inf, "b": 3.5, "c": True},
+        {"step": 4},
+    ]
+    whole = History.of_rows(rows)
+    for known in range(2, len(rows) + 1):
+        growing = GrowingHistory([{"step": 2, "b": 7.0}, *reversed(rows[:known])])
+        for row in rows[known:]:
+            growing.add(row)
+        found = growing.present
+        assert (growing.num_steps, found.last_step) == (4, 4)
+        assert found.metrics == whole.metrics
+        assert all(found.named(name) == whole.named(name) for name in whole.metrics)

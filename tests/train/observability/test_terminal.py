@@ -110,6 +110,13 @@ def test_what_a_terminal_acts_on_is_escaped():
     assert r"[x]\u001b/report.html" in console.file.getvalue()
 
 
+def test_of_earlier_steps_a_view_keeps_no_more_than_it_shows():
+    view = LiveView(100, NAMES, console=terminal(), rows_before=[a_row(1), a_row(2)])
+    view.update(a_row(3))
+    assert [len(row) for row in view._rows] == [3, 3, len(a_row(3))]
+    assert "step 3/100" in shown(view)
+
+
 def test_panel_shows_before_the_first_step_and_with_missing_numbers():
     view = LiveView(10, NAMES, console=terminal())
     assert "step 0/10" in shown(view)

@@ -72,6 +72,7 @@ def test_a_run_that_trains_on_few_groups_says_so_once_after_some_steps():
         losses.note(step, batch(KEPT), few(step))
     assert len(told) == 1
     assert f"trained on {NUM_FEW_STEPS} of {4 * NUM_FEW_STEPS} groups" in told[0]
+    assert len(losses._few) == NUM_FEW_STEPS, "a long run keeps no row of each such step"
 
 
 def test_prompts_that_are_too_long_count_as_such():

@@ -28,7 +28,7 @@ from telescope_core.base.open_files import raise_limit
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.types import WeightVersion
 from telescope_core.chat.trouble import showing_troubles
-from telescope_core.diagnosis import History, diagnose
+from telescope_core.diagnosis import GrowingHistory, diagnose
 from telescope_core.environments.running import CURRENT, HoldWatch, Request
 from telescope_core.gateway.policies import RecordedEnvironment
 from telescope_core.records import RunFolder
@@ -109,8 +109,9 @@ RANK_DEATH_SHOWS_WITHIN_S = 5.0
 it at once, and every rank is asked every second."""
 DEFAULT_HIDDEN_SIZE = 1024
 """Hidden size if a model's config has none; it affects only the costs for packing."""
-DIAGNOSED_EACH, DIAGNOSED_EVERY = 20, 5
-"""Early steps are diagnosed one by one, later ones at intervals, because it takes milliseconds."""
+DIAGNOSED_EACH, DIAGNOSED_EVERY, DIAGNOSED_LONG = 20, 5, 500
+"""Early steps are diagnosed one by one, later ones at intervals, because it takes milliseconds. In
+a run of more than `DIAGNOSED_LONG` steps the intervals grow with it: all steps are looked at."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -496,7 +497,7 @@ def _after_step(
     resources, evals = ready.resources, ready.evals
     view, policies = resources.view, resources.policies
     recording = policies.recording
-    rows = resources.folder.metrics()
+    history = GrowingHistory(resources.folder.metrics())
     said: set[tuple[str, str | None]] = set()
 
     async def after_step(step: int, row: dict[str, float]) -> None:
@@ -504,9 +505,9 @@ def _after_step(
         view.update(row)
         recording.row(row)
         ready.updates.note(step, row)
-        rows.append({**row, **known})
-        if len(rows) <= DIAGNOSED_EACH or not step % DIAGNOSED_EVERY:
-            for finding in diagnose(History.of_rows(rows)):
+        history.add({**row, **known})
+        if is_diagnosed(step, history.num_steps):
+            for finding in diagnose(history.present):
                 key = (finding.rule, finding.environment)
                 if key not in said and not finding.is_over:
                     said.add(key)
@@ -516,6 +517,12 @@ def _after_step(
         await checkpointer.after_step(step)
 
     return after_step
+
+
+def is_diagnosed(step: int, num_steps: int) -> bool:
+    """Return whether a run that has taken `num_steps` is diagnosed after this one."""
+    every = DIAGNOSED_EVERY << max(0, (num_steps // DIAGNOSED_LONG).bit_length() - 1)
+    return num_steps <= DIAGNOSED_EACH or not step % every
 
 
 def _note_examples(prepared: Prepared, folder: RunFolder, mix: Mix) -> None:

@@ -1,7 +1,8 @@
 """`History`: the metrics of a run's steps, and the queries that rules make on them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -165,6 +166,36 @@ class History:
         found = _change(values, best, window)
         # The best of many windows is above the others by luck, too.
         return found._replace(error=1.5 * found.error)
+
+
+class GrowingHistory:
+    """The history of a run that goes on, in which a number takes 8 bytes."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`rows`: metrics of earlier steps, in any order; see `History.of_rows`."""
+        self._steps = array("q")
+        self._columns: dict[str, array[float]] = {}
+        for _, row in sorted({int(row["step"]): row for row in rows}.items()):
+            self.add(row)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of its steps."""
+        return len(self._steps)
+
+    @property
+    def present(self) -> History:
+        """The history of all steps so far; it is not for use after the next one."""
+        return History(self._steps, self._columns)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the metrics of the next step."""
+        for name in row.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan]) * len(self._steps)
+        for name, column in self._columns.items():
+            value = row.get(name)
+            column.append(value if isinstance(value, int | float) else math.nan)
+        self._steps.append(int(row["step"]))
 
 
 def window_of(num_steps: int) -> int:

@@ -92,7 +92,11 @@ class LiveView:
         self._total_steps = total_steps
         self._environments = list(environments)
         self._console = console or Console()
-        self._rows: list[Mapping[str, Any]] = list(rows_before)
+        self._curves = {"step", *(f"reward/{name}/mean" for name in environments)}
+        self._rows: list[Mapping[str, Any]] = []
+        """Metrics by step; of all but the last one, only those of curves."""
+        for row in rows_before:
+            self._add(row)
         self._phase = ""
         self._begun_ago_s = begun_ago_s
         self._started_s = time.monotonic()
@@ -172,10 +176,15 @@ class LiveView:
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""
-        self._rows.append(row)
+        self._add(row)
         _LOGGER.info(self._line(row))
         if self._live is None:
             self._print(self._line(row))
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        for last in self._rows[-1:]:
+            self._rows[-1] = {name: last[name] for name in self._curves & last.keys()}
+        self._rows.append(row)
 
     def go_back(self, step: int) -> None:
         """Forget the steps after `step`, which are taken again."""

@@ -60,7 +60,8 @@ class Losses:
 
     def _watch_groups(self, step: int, row: Mapping[str, float]) -> None:
         total, left_out = row.get("groups/total", 0.0), row.get("groups/discarded", 0.0)
-        self._few = [*self._few, row] if total - left_out < LEAST_TRAINED * total else []
+        is_few = total - left_out < LEAST_TRAINED * total
+        self._few = [*self._few, row][-NUM_FEW_STEPS:] if is_few else []
         if len(self._few) >= NUM_FEW_STEPS and not self._has_told_few:
             self._has_told_few = True
             self._warn(few_groups_text(step, self._few))
