@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -138,25 +139,46 @@ async def test_a_command_without_descriptors_keeps_none(monkeypatch):
     box._expiry.cancel()
 
 
+GIVEN = Ingredients(
+    program="/nowhere/bwrap",
+    interpreter=Interpreter(path="/usr/bin/python3", prefix="/usr", package_folders=()),
+    supervisor=b"",
+    template=b"",
+    filter=b"x",
+    read_only=(),
+)
+LIMITS = InnerLimits(disk_bytes=1, max_processes=1, address_bytes=0, time_to_live_s=1)
+
+
 async def test_a_sandbox_that_cannot_be_started_keeps_no_descriptor(monkeypatch):
-    given = Ingredients(
-        program="/nowhere/bwrap",
-        interpreter=Interpreter(path="/usr/bin/python3", prefix="/usr", package_folders=()),
-        supervisor=b"",
-        template=b"",
-        filter=b"",
-        read_only=(),
-    )
-    limits = InnerLimits(disk_bytes=1, max_processes=1, address_bytes=0, time_to_live_s=1)
 
     async def template() -> None:
-        Template(given)
+        Template(GIVEN)
 
     before = num_open_files()
     for after in range(3):
-        for begin in (lambda: start(given, limits, lambda pid: None), template):
+        for begin in (lambda: start(GIVEN, LIMITS, lambda pid: None), template):
             monkeypatch.setattr(os, "memfd_create", refusing(os.memfd_create, after=after))
             with pytest.raises(OSError, match="Too many open files"):
                 await begin()
             monkeypatch.undo()
+    assert num_open_files() == before
+
+
+async def test_a_template_that_has_ended_at_once_says_so_and_keeps_nothing(monkeypatch):
+    started = []
+
+    class Ended(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.wait()
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    before = num_open_files()
+    template = Template(GIVEN)
+    with pytest.raises(SandboxError, match=r"the template of local sandboxes has ended .*nowhere"):
+        await template.fork(LIMITS, lambda pid: None)
+    await template.close()
+    assert started[0].returncode
     assert num_open_files() == before

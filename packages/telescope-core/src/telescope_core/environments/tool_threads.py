@@ -78,12 +78,14 @@ class DaemonThreads:
             if not is_busy:
                 self._num_free -= 1
         if is_busy:
-            threading.Thread(target=self._work, daemon=True, name="telescope-daemon").start()
-        # Not as an argument of the thread, which would keep it as long as the thread lives.
-        self._jobs.put(job)
+            name = "telescope-daemon"
+            # A thread keeps its arguments as long as it lives.
+            threading.Thread(target=self._work, args=([job],), daemon=True, name=name).start()
+        else:
+            self._jobs.put(job)
 
-    def _work(self) -> None:
-        job = self._jobs.get()
+    def _work(self, first: list[_Job]) -> None:
+        job = first.pop()
         while True:
             job()
             del job

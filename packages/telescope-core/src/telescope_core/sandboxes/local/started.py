@@ -402,7 +402,8 @@ class Template:
                 self._control.close()
                 os.close(self._said)
                 raise SandboxError(f"a local sandbox could not be started: {error}") from error
-        self._control.send(ingredients.filter)
+            # While this process has the other end too: who asks for a fork is told why it ended.
+            self._control.send(ingredients.filter)
 
     @property
     def is_running(self) -> bool:
