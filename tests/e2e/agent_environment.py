@@ -38,6 +38,6 @@ class AskedTwice(Environment):
         return StopReason.COMPLETED
 
     @reward
-    def digits(self, rollout, example):
-        text = rollout.completion_text
-        return sum(map(str.isdigit, text)) / len(text)
+    def checksum(self, rollout, example):
+        """Tells any two answers apart, so that each group teaches something."""
+        return sum(map(ord, rollout.completion_text)) % 1009 / 1009

@@ -172,7 +172,7 @@ class GrowingHistory:
     """The history of a run that goes on, in which a number takes 8 bytes."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`rows`: metrics of earlier steps, in any order; see `History.of_rows`."""
+        """`rows`: metrics of earlier steps, in any order; of a step's rows, the last one counts."""
         self._steps = array("q")
         self._columns: dict[str, array[float]] = {}
         for _, row in sorted({int(row["step"]): row for row in rows}.items()):
