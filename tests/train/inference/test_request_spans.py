@@ -86,3 +86,21 @@ def test_both_ways_of_a_request_emit_the_same_names(
     assert expected.items() <= ours["attributes"].items()
     same = ("span_name", "start_time", "context", "kind")
     assert [ours[name] for name in same] == [theirs[name] for name in same]
+
+
+def test_the_last_spans_of_a_server_are_sent_before_it_ends(monkeypatch: pytest.MonkeyPatch):
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from telescope_train.inference.vllm_plugin import main
+
+    sent, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(sent, schedule_delay_millis=10**8))
+    num_sent: list[int] = []
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(main, "_run", lambda: provider.get_tracer("").start_span("one").end())
+    monkeypatch.setattr("os._exit", lambda _: num_sent.append(len(sent.get_finished_spans())))
+    main.main()
+    assert num_sent == [1]

@@ -9,6 +9,8 @@ import sys
 from typing import Any
 
 import numpy as np
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from telescope_core.base.collector import rare_collections
 from telescope_train.inference.server import CPU_KERNELS_VARIABLE, ENGINE_THREAD_VARIABLE
@@ -29,6 +31,9 @@ def main() -> None:
     """Run vLLM's OpenAI-compatible server with this process's arguments."""
     with rare_collections():
         _run()
+    # The spans that vLLM's tracer has not sent yet, which it would do when the interpreter ends.
+    if isinstance(provider := trace.get_tracer_provider(), TracerProvider):
+        provider.shutdown()
     # The server has closed. Shutting down the interpreter with everything that vLLM loaded would
     # take seconds more, while whoever started the server waits for its memory and its port.
     sys.stdout.flush()
