@@ -53,14 +53,12 @@ check-types: stack
 check-ui: stack browser ## where node is there: the built pages are what their sources say, and accessible
 	@scripts/check_ui.sh
 
-RUN_TESTS = $(BIN)/python scripts/run_tests.py --workers $(WORKERS)
+RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS)
 
 test-fast: stack environments sandboxes ## the quick tests of single rules, in under 2 minutes
 	@$(RUN_TESTS) fast
 
-# The longest batches begin first, so that no process waits for another at the end. Three on the two
-# cores of a small machine, because tests wait for processes and containers for a tenth of the time.
-test: WORKERS = 3
+# The longest batches begin first, so that no process waits for another at the end.
 test: stack environments browser sandboxes containers ## all tests that a change must pass
 	@$(RUN_TESTS) fast engine slow
 
