@@ -59,27 +59,13 @@ class History:
         self._found: dict[str, list[tuple[int, float]]] = {}
         self.metrics = sorted(columns)
 
-    @classmethod
-    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "History":
+    @staticmethod
+    def of_rows(rows: Sequence[Mapping[str, Any]]) -> "History":
         """Return the history of rows of metrics, which may be in any order.
 
         Of several rows of a step, the last one counts.
         """
-        newest = {int(row["step"]): row for row in rows}
-        steps = sorted(newest)
-        names = sorted(set[str]().union(*newest.values()))
-        return cls(
-            steps,
-            {
-                name: [
-                    float(value)
-                    if isinstance(value := newest[step].get(name), int | float)
-                    else math.nan
-                    for step in steps
-                ]
-                for name in names
-            },
-        )
+        return GrowingHistory(rows).present
 
     @property
     def last_step(self) -> int:
