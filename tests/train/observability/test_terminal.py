@@ -117,6 +117,17 @@ def test_of_earlier_steps_a_view_keeps_no_more_than_it_shows():
     assert "step 3/100" in shown(view)
 
 
+def test_after_going_back_a_view_shows_all_numbers_of_the_last_step_that_is_left():
+    left = [a_row(1), a_row(2)]
+    view = LiveView(100, NAMES, console=terminal(), rows_before=left)
+    view.update(a_row(3))
+    view.go_back(left)
+    begun_there = LiveView(100, NAMES, console=terminal(), rows_before=left)
+    # The first line has the time.
+    assert shown(view).splitlines()[1:] == shown(begun_there).splitlines()[1:]
+    assert "step 2/100" in shown(view)
+
+
 def test_panel_shows_before_the_first_step_and_with_missing_numbers():
     view = LiveView(10, NAMES, console=terminal())
     assert "step 0/10" in shown(view)

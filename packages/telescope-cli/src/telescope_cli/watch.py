@@ -176,7 +176,7 @@ def _on_screen(folder: RunFolder) -> RunState:
                 differs = (at for at, (old, row) in pairs if old != row)
                 num_kept = next(differs, min(len(steps), len(new)))
                 del steps[num_kept:], new[:num_kept]
-                view.go_back(steps[-1].get("step", 0) if steps else 0)
+                view.go_back(steps)
             for row in new:
                 steps.append(row)
                 view.update(row)

@@ -453,7 +453,7 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     restart = restart_at(begun, died, folder.last_step())
     view.warn(restart_text(restart))
     folder.go_back(restart)
-    view.go_back(restart.step)
+    view.go_back(folder.metrics())
     await resources.policies.gpu_sharing.trainer_works()
     try:
         await ranks.start_again(rank_settings(prepared), num_threads=threads_of(prepared))

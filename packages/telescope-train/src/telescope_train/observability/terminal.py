@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -95,8 +95,7 @@ class LiveView:
         self._curves = {"step", *(f"reward/{name}/mean" for name in environments)}
         self._rows: list[Mapping[str, Any]] = []
         """Metrics by step; of all but the last one, only those of curves."""
-        for row in rows_before:
-            self._add(row)
+        self.go_back(rows_before)
         self._phase = ""
         self._begun_ago_s = begun_ago_s
         self._started_s = time.monotonic()
@@ -182,13 +181,16 @@ class LiveView:
             self._print(self._line(row))
 
     def _add(self, row: Mapping[str, Any]) -> None:
-        for last in self._rows[-1:]:
+        if self._rows:
+            last = self._rows[-1]
             self._rows[-1] = {name: last[name] for name in self._curves & last.keys()}
         self._rows.append(row)
 
-    def go_back(self, step: int) -> None:
-        """Forget the steps after `step`, which are taken again."""
-        self._rows = [row for row in self._rows if row.get("step", 0) <= step]
+    def go_back(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Show the metrics of `rows` alone; the steps after them are taken again."""
+        self._rows.clear()
+        for row in rows:
+            self._add(row)
 
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._started_s + self._begun_ago_s)
