@@ -22,9 +22,9 @@ Flags = Mapping[str, Collection[str]]
 def setting_texts(kind: str, context: Any, incomplete: str) -> list[str]:
     """Return the flags of settings, or the values of the last flag, that begin with `incomplete`.
 
-    `kind` is that of a `Verb`, and `context` typer's, of the words before. Of "environments" with
-    flags, names of further ones are offered too. Nothing is said of an environment that cannot be
-    used: the shell would print it into the line.
+    `kind` is that of a `Verb`, and `context` typer's, of the words before. Where it takes several
+    environments, names of further ones are offered too. Nothing is said of an environment that
+    cannot be used: the shell would print it into the line.
     """
     flags: Flags = {}
     if kind in ("environment", "environments"):

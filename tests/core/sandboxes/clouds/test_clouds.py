@@ -42,9 +42,7 @@ def came(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    unclosed = [
-        line for line in done.stderr.splitlines() if "Warning: unclosed" in line.replace("U", "u")
-    ]
+    unclosed = [line for line in done.stderr.splitlines() if "warning: unclosed" in line.lower()]
     return {"cloud": cloud, "unclosed": unclosed, **json.loads(done.stdout.splitlines()[-1])}
 
 

@@ -107,9 +107,9 @@ def _servers_in(database: Database, file: Listed) -> tuple[str, ...]:
     """Return the servers in a file; `stamp` identifies its content."""
 
     def found() -> JsonObject:
-        calls = source_of(database.damage, CALLS_FOLDER, [file], ("server",))
-        query = "SELECT DISTINCT server FROM {} WHERE server != '' LIMIT {}"
-        sql = query.format("" if calls is None else calls.sql, _MAX_SERVERS)
-        return {"rows": [] if calls is None else database.rows(sql, calls.values)}
+        if (calls := source_of(database.damage, CALLS_FOLDER, [file], ("server",))) is None:
+            return {"rows": []}
+        sql = f"SELECT DISTINCT server FROM {calls.sql} WHERE server != '' LIMIT {_MAX_SERVERS}"
+        return {"rows": database.rows(sql, calls.values)}
 
     return tuple(row[0] for row in answering(database.damage, lambda: [file], found)["rows"])
