@@ -180,6 +180,7 @@ REFUSED = (
     ),
     (("renamed", {"options": {"depth": 2}}), "argument 'depth'; it takes level"),
     (("below", {"reward_min": -1}), None),
+    (("below", {"reward_min": -1 + 1e-12}), None),
 )
 """Tasks and settings, and what is said before anything is asked; None = it can be played."""
 
