@@ -192,7 +192,9 @@ def _main(arguments: Sequence[str] | None) -> None:
             _fail_for_system(error)
         # Python has no type of its own for it either.
         if isinstance(error, RuntimeError) and str(error) == "Could not determine home directory.":
-            _fail("~ in a path names no home folder of this machine; write the path in full", 2)
+            _fail(
+                "~ in a path names no home folder of this machine; set HOME, or write the path", 2
+            )
         raise
 
 

@@ -89,7 +89,7 @@ def few_groups_text(step: int, rows: Sequence[Mapping[str, float]]) -> str:
     listed = ", ".join(f"{one} {count:.0f}" for one, count in reasons.items() if count)
     return (
         f"steps {step - len(rows) + 1} to {step} trained on {total - left_out:.0f} of {total:.0f} "
-        f"groups ({listed or 'no reason is known'}); without what the others would say, a step "
+        f"groups ({listed or 'no reason is known'}); the others have no gradient, so a step "
         "costs the same and teaches less. Choose examples that the model solves sometimes but not "
         "always, set should_accept_fn to draw others in their place, or mend what fails"
     )
