@@ -47,6 +47,24 @@ def test_what_is_wrong_has_the_verdict_before_it_and_an_exit_code(tmp_path, caps
     assert "collapse" in {one["rule"] for one in told["findings"]}
 
 
+def test_how_a_run_ended_and_how_it_goes_on_is_said(tmp_path, capsys):
+    full, killed = a_run(tmp_path / "full"), a_run(tmp_path / "killed")
+    assert "Why it ended" not in doctor(capsys, full)[1]
+    RunFolder.open(full).fail("stopped: the disk is full")
+    about = json.loads((killed / "run.json").read_text())
+    gone = {"state": "running", "ended_at": None, "process_started": "0"}
+    (killed / "run.json").write_text(json.dumps({**about, **gone}))
+    for path, state, why in (
+        (full, "failed", "stopped: the disk is full"),
+        (killed, "interrupted", f"process {about['pid']} ended without finishing"),
+    ):
+        text = doctor(capsys, path)[1]
+        assert f"Why it ended: {why}\nTo go on: " in text
+        assert "--resume" in text
+        told = json.loads(doctor(capsys, path, "--json")[1])
+        assert (told["state"], told["reason"]) == (state, why)
+
+
 def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, capsys):
     path = a_run(tmp_path / "copied")
     for folder, level in (("up-before", 0.2), ("up-after", 0.7), ("sums-before", 0.5)):

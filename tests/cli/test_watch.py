@@ -197,7 +197,7 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     assert code == 1
     # As long as it went on, and not until now.
     assert "0:01:15 watching" in text
-    assert "run demo interrupted after step 3" in text
+    assert f"run demo interrupted after step 3: process {gone.pid} ended without" in text
     assert "The run was interrupted at step 3" in text
     # What is shown is how long it has gone on since it was resumed, as in its own terminal.
     info = json.loads((folder.path / "run.json").read_text())
@@ -205,6 +205,8 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     write_json(folder.path / "run.json", {**info, "resumes": [later]})
     code, text = run(capsys, "demo")
     assert "0:00:15 watching" in text
+    code, text = run(capsys, "demo", "--json")
+    assert str(gone.pid) in json.loads(text.splitlines()[-1])["reason"]
 
 
 def test_the_end_is_wrapped_between_words_for_a_person_and_whole_for_a_program(

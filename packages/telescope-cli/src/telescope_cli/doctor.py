@@ -42,10 +42,12 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     problems = problems_of(folder, read_results(folder.eval_folders()).problems)
     if as_json:
         rows = [one.as_json() for one in found]
-        told = {"step": history.last_step, "verdict": verdict.as_json(), "findings": rows}
+        info = folder.info()
+        ended = {"state": f"{info.observed_state}", "reason": info.observed_reason}
+        told = {"step": history.last_step, **ended, "verdict": verdict.as_json(), "findings": rows}
         typer.echo(json.dumps({**told, "problems": problems}, indent=1))
     else:
-        for line in _lines(folder.path.name, verdict, history, found):
+        for line in _lines(folder, verdict, history, found):
             typer.echo(escaped(line))
         for problem in problems:
             typer.echo("\n" + escaped(textwrap.fill(f"Note: {problem}.", report_width())))
@@ -53,8 +55,15 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(1 if is_broken else 0)
 
 
-def _lines(name: str, verdict: RunVerdict, history: History, found: list[Finding]) -> Iterator[str]:
-    yield from [*textwrap.wrap(f"{name}: {verdict.text}", report_width()), ""]
+def _lines(
+    folder: RunFolder, verdict: RunVerdict, history: History, found: list[Finding]
+) -> Iterator[str]:
+    yield from [*textwrap.wrap(f"{folder.path.name}: {verdict.text}", report_width()), ""]
+    if (info := folder.info()).observed_reason:
+        go_on = "To go on: repeat its command with --resume."
+        for text in (f"Why it ended: {info.observed_reason}", go_on):
+            yield from textwrap.wrap(text, report_width(), break_on_hyphens=False)
+        yield ""
     steps = "no step" if not history.last_step else f"{history.last_step} steps"
     if not found:
         yield from textwrap.wrap(

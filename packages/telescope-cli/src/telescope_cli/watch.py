@@ -147,7 +147,7 @@ def _as_json(folder: RunFolder) -> RunState:
         for happened in files.read():
             typer.echo(json.dumps({"kind": happened.kind, **happened.row}))
         if info.observed_state is not RunState.RUNNING:
-            end = {"kind": "end", "state": f"{info.observed_state}", "reason": info.reason}
+            end = {"kind": "end", "state": f"{info.observed_state}", "reason": info.observed_reason}
             typer.echo(json.dumps(end))
             return info.observed_state
         time.sleep(LOOK_EVERY_S)
@@ -189,7 +189,7 @@ def _on_screen(folder: RunFolder) -> RunState:
             shown[key] = next((one for one in told if one and Path(one).exists()), None)
         print_summary(shown)
     else:
-        why = f": {info.reason}" if info.reason else ""
+        why = f": {info.observed_reason}" if info.observed_reason else ""
         # Several runs may have the same name.
         is_own = info.name == folder.path.resolve().name
         name = info.name if is_own else f"{info.name} ({folder.path})"

@@ -106,6 +106,13 @@ class RunInfo(BaseModel):
         return self.state
 
     @property
+    def observed_reason(self) -> str:
+        """`reason`, or that the process is gone if it did not record its end; empty otherwise."""
+        if self.state is RunState.RUNNING and self.observed_state is RunState.INTERRUPTED:
+            return f"process {self.pid} ended without finishing"
+        return self.reason
+
+    @property
     def may_run_elsewhere(self) -> bool:
         """Whether it has no recorded end and is of another machine, where nobody can check."""
         return self.state is RunState.RUNNING and self.host != socket.gethostname()

@@ -101,7 +101,7 @@ def _facts_of_run(run: OneRun, reading: _Reading) -> JsonObject:
     def read() -> JsonObject:
         steps, values = run.course.reward()
         return {
-            "reason": info.reason,
+            "reason": info.observed_reason,
             "started_at": info.started_at,
             "ended_at": info.ended_at,
             "step": run.course.last_step(),
