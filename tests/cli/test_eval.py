@@ -428,6 +428,19 @@ def test_report_shows_a_killed_run(place, capsys):
     assert fields["counts"] == {"math": {"discarded": 4, "kept": 4}}
 
 
+def test_a_report_that_cannot_be_written_is_no_success(place, capsys, monkeypatch):
+    run = RunFolder.create(place / "run", config={})
+    run.log_metrics({"step": 1, "reward/mean": 0.5})
+    run.finish()
+    run.report_path.mkdir()
+    assert telescope("--report", "run") == 1
+    out, err = capsys.readouterr()
+    assert "1 steps recorded" in out
+    assert "Report:" not in out
+    assert "cannot use run/report.html: Is a directory" in err
+    assert "telescope ui run --export" in err
+
+
 @pytest.mark.slow
 def test_the_report_of_a_run_compares_its_evals_by_example(endpoint, place, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--examples", 6, "--rollouts", 2)

@@ -246,3 +246,10 @@ def test_a_line_that_found_no_room_does_not_spoil_the_next(tmp_path: Path) -> No
         {"a": 1},
         {"b": 2},
     ]
+
+
+def test_a_refused_file_is_named_without_its_temporary_name(tmp_path):
+    path = tmp_path / "report.html"
+    with pytest.raises(FileNotFoundError) as refused, whole_file(path) as temporary:
+        temporary.read_bytes()
+    assert refused.value.filename == str(path)

@@ -3,6 +3,7 @@
 Trainers know no pages, so the commands write it: at the end of a training, and on request.
 """
 
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,14 +13,18 @@ from telescope_cli.console import EscapingConsole
 from telescope_cli.progress import progress_of
 from telescope_core.base.errors import TelescopeError
 from telescope_core.records import RunFolder
+from telescope_core.records.room import not_written
 from telescope_core.reports import write_train_report
+
+_ELSEWHERE = "`telescope ui {run} --export FILE.html --one-file` writes the pages to another place"
 
 
 def write_run_report(run: RunFolder) -> Path | None:
     """Write `report.html` of `run` and return its path; None, with a message, if it cannot be.
 
-    Where the pages cannot be written, the report of core is there, and the message says why.
+    Where only the pages cannot be written, the report of core is there, and the message says why.
     """
+    path = None
     try:
         path = write_train_report(run)
         if find_spec("telescope_ui") is None:
@@ -31,8 +36,12 @@ def write_run_report(run: RunFolder) -> Path | None:
                 [run.path], path, num_rollouts=IN_ONE_FILE, replaces=True, tell=on_progress
             )
     except (OSError, TelescopeError) as error:
+        refused = not_written(error) if isinstance(error, OSError) else None
+        what = "report.html was not written" if path is None else "report.html is the plain one"
         EscapingConsole(stderr=True).print(
-            Text(f"report.html was not written: {error}"), soft_wrap=True
+            Text(
+                f"{what}: {refused or error}; {_ELSEWHERE.format(run=shlex.quote(str(run.path)))}"
+            ),
+            soft_wrap=True,
         )
-        return run.report_path if run.report_path.exists() else None
     return path

@@ -38,8 +38,9 @@ def show_folder(path: Path, *, as_json: bool) -> None:
         if not as_json:
             # A killed run may not have written its own.
             report = write_run_report(run)
-            if report is not None:
-                report_console().print(Text(f"Report: {report}"), soft_wrap=True)
+            if report is None:
+                raise typer.Exit(1)
+            report_console().print(Text(f"Report: {report}"), soft_wrap=True)
     else:
         _show_evals(path, as_json=as_json)
 
@@ -127,12 +128,12 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
 
 
 def _state_line(info: RunInfo, state: RunState) -> Text:
-    killed = f"interrupted: process {info.pid} ended without finishing"
+    ended = f"ended {info.ended_at}" if info.ended_at else "interrupted"
     texts = {
         RunState.RUNNING: f"running, process {info.pid} on {info.host}",
         RunState.FINISHED: f"finished {info.ended_at}",
         RunState.FAILED: f"failed {info.ended_at}: {info.reason}",
-        RunState.INTERRUPTED: f"ended {info.ended_at}: {info.reason}" if info.ended_at else killed,
+        RunState.INTERRUPTED: f"{ended}: {info.observed_reason}",
     }
     styles = {RunState.FAILED: "red", RunState.INTERRUPTED: "yellow"}
     return Text(f"{texts[state]} (started {info.started_at})", style=styles.get(state, ""))

@@ -39,7 +39,7 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
     """Yield a temporary path that is renamed to `path` when the block ends without an error.
 
     Creates the parent folder of `path`. Readers see the old file or the new one, never a part.
-    `needed_bytes`: size of the new one, if known.
+    `needed_bytes`: size of the new one, if known. An OSError of the temporary path names `path`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -47,6 +47,11 @@ def whole_file(path: Path, *, needed_bytes: int | None = None) -> Generator[Path
             make_folder(path.parent)
             yield temporary
             os.replace(temporary, path)
+    except OSError as error:
+        # A message names the file that somebody knows.
+        if error.filename == str(temporary):
+            error.filename = str(path)
+        raise
     finally:
         # The first signal may be why it ends, and a second one must not leave it here.
         with interrupts.held():
