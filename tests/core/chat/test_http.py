@@ -152,18 +152,25 @@ async def test_a_redirect_is_named_as_a_base_url_and_not_followed(location, base
     assert len(server.heads) == 1
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        b"HTTP/1.1 200 x\r\nContent-Length: 900\r\nConnection: close\r\n\r\nhalf",
-        b"nonsense\r\n\r\nConnection: close",
-        b"Connection: close",
-    ],
-)
+_BROKEN = [
+    b"HTTP/1.1 200 x\r\nContent-Length: 900\r\nConnection: close\r\n\r\nhalf",
+    b"nonsense\r\n\r\nConnection: close",
+    b"Connection: close",
+]
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
 async def test_a_line_that_breaks_is_tried_again(broken):
     async with serving(broken, answer()) as (server, ask):
         assert await ask() == b"fine"
     assert len(server.heads) == 2
+
+
+@pytest.mark.parametrize("broken", _BROKEN)
+async def test_a_server_that_answers_in_part_is_not_said_to_be_out_of_reach(broken):
+    async with serving(broken) as (_, ask):
+        with pytest.raises(EndpointError, match=r"/v1/x did not answer in full \(.*its log"):
+            await ask(limits=RequestLimits(retry_budget_s=0.0))
 
 
 @pytest.mark.parametrize(

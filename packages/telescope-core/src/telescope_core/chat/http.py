@@ -186,9 +186,15 @@ class HttpPool:
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             reason = str(cause) or type(error).__name__
-            lost = _unreachable(shown, reason, advice_for(cause), proxy=proxy.url)
-            if not isinstance(error, aiohttp.ClientConnectorError):
-                lost.spent = None  # the line broke after the request was sent
+            if isinstance(error, aiohttp.ClientConnectorError):
+                lost = _unreachable(shown, reason, advice_for(cause), proxy=proxy.url)
+            else:
+                # The line broke after the request was sent.
+                what = "did not answer in full"
+                advice = "" if proxy.url else "check that the server is still running, and its log"
+                advice = advice_for(cause) or advice
+                lost = _unreachable(shown, reason, advice, proxy=proxy.url, what=what)
+                lost.spent = None
             return _Failure(lost, 0.0)
         if reply.status == 200:
             return content
@@ -306,7 +312,12 @@ def _refusal(
 
 
 def _unreachable(
-    url: str, reason: str, advice: str = "", *, proxy: str | None = None
+    url: str,
+    reason: str,
+    advice: str = "",
+    *,
+    proxy: str | None = None,
+    what: str = "cannot be reached",
 ) -> EndpointError:
     through = ""
     if proxy is not None:
@@ -317,7 +328,7 @@ def _unreachable(
             "server, or except the host in no_proxy"
         )
     advice = advice or "check the address and that the server is running"
-    return EndpointError(f"{url} cannot be reached{through} ({reason}); {advice}")
+    return EndpointError(f"{url} {what}{through} ({reason}); {advice}")
 
 
 def _advice_on_certificates() -> str:
