@@ -103,3 +103,11 @@ def test_damaged_results_and_lines_are_named_and_qualify_the_verdict(tmp_path, c
     said = capsys.readouterr().err
     assert "results.json is damaged" in said
     assert "--resume" not in said
+
+
+def test_the_folder_of_an_eval_leads_to_what_shows_it(tmp_path, capsys):
+    (tmp_path / "eval.json").write_text("{}")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"telescope eval --report {tmp_path}" in capsys.readouterr().err

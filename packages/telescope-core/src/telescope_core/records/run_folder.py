@@ -284,6 +284,9 @@ class RunFolder:
         fields = read_json(self.path / "run.json")
         if fields is None:
             why = why_no_object(self.path / "run.json")
+            if (self.path / "eval.json").is_file():
+                shown = shlex.join(["telescope", "eval", "--report", str(self.path)])
+                why = f"it is that of an eval, which {shown} shows"
             raise ConfigError(f"{self.path}: expected the folder of a run, but {why}")
         version = fields.get("format_version", 1)
         if isinstance(version, int) and version > FORMAT_VERSION:
