@@ -13,7 +13,7 @@ from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
 from telescope_core.reports.overview import problems_of
-from telescope_core.reports.verdict import RunVerdict, run_verdict
+from telescope_core.reports.verdict import run_verdict
 
 _TITLES = {
     Kind.BROKEN: "Broken: nothing can be learned like this",
@@ -42,12 +42,14 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     problems = problems_of(folder, read_results(folder.eval_folders()).problems)
     if as_json:
         rows = [one.as_json() for one in found]
-        info = folder.info()
-        ended = {"state": f"{info.observed_state}", "reason": info.observed_reason}
-        told = {"step": history.last_step, **ended, "verdict": verdict.as_json(), "findings": rows}
-        typer.echo(json.dumps({**told, "problems": problems}, indent=1))
+        told = {"step": history.last_step, "verdict": verdict.as_json(), "findings": rows}
+        ended = {"reason": folder.info().observed_reason}
+        typer.echo(json.dumps({**told, **ended, "problems": problems}, indent=1))
     else:
-        for line in _lines(folder, verdict, history, found):
+        said = [f"{folder.path.name}: {verdict.text}"]
+        if ended := folder.info().observed_reason:
+            said += [f"Why it ended: {ended}", "To go on: repeat its command with --resume."]
+        for line in _lines(said, history, found):
             typer.echo(escaped(line))
         for problem in problems:
             typer.echo("\n" + escaped(textwrap.fill(f"Note: {problem}.", report_width())))
@@ -55,15 +57,8 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(1 if is_broken else 0)
 
 
-def _lines(
-    folder: RunFolder, verdict: RunVerdict, history: History, found: list[Finding]
-) -> Iterator[str]:
-    yield from [*textwrap.wrap(f"{folder.path.name}: {verdict.text}", report_width()), ""]
-    if (info := folder.info()).observed_reason:
-        go_on = "To go on: repeat its command with --resume."
-        for text in (f"Why it ended: {info.observed_reason}", go_on):
-            yield from textwrap.wrap(text, report_width(), break_on_hyphens=False)
-        yield ""
+def _lines(said: list[str], history: History, found: list[Finding]) -> Iterator[str]:
+    yield from [*(line for text in said for line in textwrap.wrap(text, report_width())), ""]
     steps = "no step" if not history.last_step else f"{history.last_step} steps"
     if not found:
         yield from textwrap.wrap(

@@ -3,7 +3,6 @@
 Trainers know no pages, so the commands write it: at the end of a training, and on request.
 """
 
-import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from telescope_core.base.errors import TelescopeError
 from telescope_core.records import RunFolder
 from telescope_core.records.room import not_written
 from telescope_core.reports import write_train_report
-
-_ELSEWHERE = "`telescope ui {run} --export FILE.html --one-file` writes the pages to another place"
 
 
 def write_run_report(run: RunFolder) -> Path | None:
@@ -31,17 +28,11 @@ def write_run_report(run: RunFolder) -> Path | None:
             return path
         from telescope_ui.web.export import IN_ONE_FILE, export_one_file
 
-        with progress_of("writing report.html", unit="pages") as on_progress:
-            export_one_file(
-                [run.path], path, num_rollouts=IN_ONE_FILE, replaces=True, tell=on_progress
-            )
+        with progress_of("writing report.html", unit="pages") as tell:
+            export_one_file([run.path], path, num_rollouts=IN_ONE_FILE, replaces=True, tell=tell)
     except (OSError, TelescopeError) as error:
-        refused = not_written(error) if isinstance(error, OSError) else None
-        what = "report.html was not written" if path is None else "report.html is the plain one"
-        EscapingConsole(stderr=True).print(
-            Text(
-                f"{what}: {refused or error}; {_ELSEWHERE.format(run=shlex.quote(str(run.path)))}"
-            ),
-            soft_wrap=True,
-        )
+        why = (isinstance(error, OSError) and not_written(error)) or error
+        why = f"{why}; `telescope ui {run.path} --export` writes the pages to another place"
+        told = Text(f"report.html was not written: {why}")
+        EscapingConsole(stderr=True).print(told, soft_wrap=True)
     return path

@@ -37,8 +37,7 @@ def show_folder(path: Path, *, as_json: bool) -> None:
         _show_run(overview_of(run), run_verdict(run), as_json=as_json)
         if not as_json:
             # A killed run may not have written its own.
-            report = write_run_report(run)
-            if report is None:
+            if (report := write_run_report(run)) is None:
                 raise typer.Exit(1)
             report_console().print(Text(f"Report: {report}"), soft_wrap=True)
     else:
