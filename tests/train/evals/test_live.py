@@ -141,6 +141,24 @@ async def test_prompts_with_pictures_are_refused_before_any_server_starts():
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
 
+@pytest.mark.parametrize(
+    ("has_split", "problem"), [(False, "no train split"), (True, "no examples")]
+)
+async def test_nothing_to_train_on_is_refused_before_any_server_starts(has_split, problem):
+    class Held(Sums):
+        def splits(self):
+            return (Split.TRAIN, Split.EVAL) if has_split else (Split.EVAL,)
+
+        def examples(self, split):
+            return ListSource([]) if split is Split.TRAIN else super().examples(split)
+
+    held = InProcessEnvironment(Held(), name="held")
+    opened = OpenedEnvironments(training={"held": held}, evals={}, clients=(held,))
+    prepared = SimpleNamespace(config=config(), environments=SimpleNamespace(opened=opened))
+    with pytest.raises(ConfigError, match=problem):
+        await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
+
+
 async def test_tools_that_a_template_cannot_take_are_refused_before_any_server_starts(tiny):
     class Offers(ToolEnvironment):
         def examples(self, split):

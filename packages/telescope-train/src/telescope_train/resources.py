@@ -65,6 +65,7 @@ from telescope_train.plan.gpus import share_of_rank
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
+from telescope_train.rollouts.mix import train_size
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
@@ -121,7 +122,7 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     """Load tokenizer and chat template; show and record its effects on sampled turns.
 
     Raises ConfigError if it cannot write what an environment needs, such as tools, if prompts have
-    pictures, or if an eval asks for more examples than there are.
+    pictures, if there is nothing to train on, or if an eval asks for more examples than there are.
     """
     config = prepared.config
     opened = prepared.environments.opened
@@ -137,11 +138,15 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
 
 
 async def _refuse_pictures(name: str, client: EnvironmentClient) -> None:
-    """Raise ConfigError if the first example has a picture; later ones are refused when played."""
+    """Raise ConfigError if there is no example, or if the first one has a picture.
+
+    Pictures of later examples are refused when they are played.
+    """
+    train_size(await client.describe())
     try:
         prompt = (await client.example(Split.TRAIN, 0)).prompt
     except TelescopeError:
-        return  # An environment without such an example says so to who plays it.
+        return  # An example that cannot be read says so to who plays it.
     try:
         for message in () if isinstance(prompt, str) else prompt:
             MessageForm().plain(message)

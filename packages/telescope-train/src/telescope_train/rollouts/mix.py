@@ -105,7 +105,7 @@ def make_sampler(
         Source(
             environment=entry.name,
             weight=entry.weight,
-            num_examples=_train_size(mix.descriptions[entry.name]),
+            num_examples=train_size(mix.descriptions[entry.name]),
             held_out=mix.held_out.get(entry.name, HeldOut()).indices,
         )
         for entry in config.environments
@@ -149,10 +149,16 @@ def make_sampler(
     )
 
 
-def _train_size(description: EnvironmentDescription) -> int | None:
+def train_size(description: EnvironmentDescription) -> int | None:
+    """Return the number of training examples, None = endless; raises ConfigError without any."""
     if Split.TRAIN not in description.num_examples:
         raise ConfigError(
             f"{description.name!r} has no train split, only "
             f"{', '.join(description.num_examples) or 'none'}; use it in [[evals]]"
         )
-    return description.num_examples[Split.TRAIN]
+    size = description.num_examples[Split.TRAIN]
+    if size == 0:
+        raise ConfigError(
+            f"the train split of {description.name!r} has no examples; check its settings"
+        )
+    return size
