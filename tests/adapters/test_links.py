@@ -265,6 +265,10 @@ def test_a_missing_module_is_named_with_who_imports_it(tmp_path, monkeypatch):
     new = said_of("new_rivers")
     assert "new_rivers.py, line 1: No module named 'no_such_package'" in new
     assert "--with PACKAGE" in new
+    (tmp_path / "odd_rivers.py").write_text("from httpx import no_such_name")
+    odd = said_of("odd_rivers")
+    assert "cannot import name 'no_such_name' from 'httpx'" in odd
+    assert "another version of httpx" in odd
     assert missing_import(ValueError("x"), VERIFIERS) == ""
 
 

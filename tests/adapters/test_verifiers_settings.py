@@ -10,6 +10,7 @@ from telescope_adapters import verifiers
 from telescope_adapters.settings import AdaptedConfig
 from telescope_adapters.verifiers import ModelSettings, VerifiersEnvironment
 from telescope_adapters.verifiers_tasks import _shown_scores
+from telescope_core import Split
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.errors import (
     ConfigError,
@@ -70,7 +71,9 @@ def fit(tmp_path, monkeypatch):
 
     def load(name: str, **options):
         try:
-            return import_module(name.replace("-", "_")).load_environment(**options)
+            made = import_module(name.replace("-", "_")).load_environment(**options)
+            made.env_id = made.env_id or name
+            return made
         except ImportError as error:
             raise ValueError(f"could not import {name}") from error
         except Exception as error:
@@ -104,6 +107,75 @@ def test_what_the_author_raises_is_told_with_its_place(fit):
     with pytest.raises(EnvironmentLoadError, match="raised FileNotFoundError") as caught:
         fit({"level": 3})
     assert "fit_env.py:2)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ("return None", ("returned None, expected an environment",)),
+        ("import os; os.environ['JUDGE']", ("'JUDGE'", "telescope env link --secret JUDGE")),
+        ("raise ValueError('no JUDGE_KEY')", ("telescope env link --secret JUDGE_KEY",)),
+        ("raise ValueError('CreateSandboxRequest: start_command')", ("'prime-sandboxes<0.2.37'",)),
+    ],
+)
+def test_what_is_to_be_done_is_told(fit, tmp_path, body, parts):
+    (tmp_path / "fit_env.py").write_text(f"def load_environment(level):\n    {body}\n")
+    with pytest.raises(EnvironmentLoadError) as caught:
+        fit({"level": 3})
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def opened(name: str = "fit-env", **env) -> VerifiersEnvironment:
+    """Return an environment of verifiers around `env`, without the package."""
+    made = VerifiersEnvironment.__new__(VerifiersEnvironment)
+    made.config = AdaptedConfig(id=name)
+    made._module, made._rows, made._has_clients = __name__, None, True
+    made._settings = ModelSettings(name, {})
+    nothing = {"build_dataset": list, "build_eval_dataset": list, "dataset": []}
+    common = {"eval_dataset": None, "sampling_args": {}, "_run_rollout_state": None}
+    made.env = SimpleNamespace(**{**nothing, **common, **env})
+    made._client = lambda requests: requests
+    return made
+
+
+def lost():
+    raise OSError("no rivers.jsonl; RIVERS_TOKEN is not set")
+
+
+def test_datasets_that_cannot_be_built_or_have_no_rows_are_told_by_name():
+    with pytest.raises(EnvironmentLoadError, match=r"of fit-env raised OSError: .*py:\d+\); .*--"):
+        opened(build_dataset=lost).splits()
+    with pytest.raises(EnvironmentLoadError, match="the dataset of fit-env has no rows"):
+        opened().splits()
+
+
+def test_an_example_that_cannot_be_played_is_named():
+    seen = {"role": "user", "content": [{"type": "image_url"}]}
+    rows = [{"example_id": 0, "prompt": "1+1="}, {"example_id": 7, "prompt": [seen]}]
+    made = opened(dataset=rows, eval_dataset=[])
+    with pytest.raises(EnvironmentLoadError, match=r"fit-env, example train-7: .*image_url"):
+        made.examples(Split.TRAIN)
+
+
+async def test_what_the_environment_raises_in_a_rollout_is_told_with_its_place():
+    async def play(*_):
+        lost()
+
+    made = opened(dataset=[{"example_id": 0, "prompt": "1+1="}], eval_dataset=[])
+    made.env._run_rollout_state = play
+    episode = SimpleNamespace(
+        example=SimpleNamespace(id="train-0"), sampling=SimpleNamespace(max_tokens=8)
+    )
+    with pytest.raises(OSError, match="no rivers") as caught:
+        await made.play(episode)
+    (note,) = caught.value.__notes__
+    assert "test_verifiers_settings.py:" in note
+    assert "--secret RIVERS_TOKEN" in note
+
+
+def test_a_sandbox_without_its_key_says_which_variable_the_link_must_name():
+    told = verifiers._reason(ValueError("Set PRIME_API_KEY environment variable."), __name__)
+    assert "telescope env link --secret PRIME_API_KEY" in str(told)
 
 
 def test_a_misspelt_name_is_told_as_names_are_linked(fit, monkeypatch):

@@ -16,11 +16,18 @@ from typing import Any, Literal, cast
 from telescope_adapters.frameworks import INSPECT, imported
 from telescope_adapters.inspect_models import InspectModels, as_message, inner, told
 from telescope_adapters.inspect_scores import InspectScores
-from telescope_adapters.settings import AdaptedConfig, AdaptedEnvironment, require_options
+from telescope_adapters.settings import (
+    AdaptedConfig,
+    AdaptedEnvironment,
+    note_place,
+    require_options,
+    told_of_example,
+)
 from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
+    TelescopeError,
     UnplayableError,
     unknown_name,
 )
@@ -102,13 +109,13 @@ class InspectEnvironment(AdaptedEnvironment):
 
     def examples(self, split: Split) -> ListSource:
         """Return the samples of the task."""
-        samples = ((name, self._samples[name]) for name in self._names[split])
-        return ListSource(
-            [
-                Example(id=name, prompt=_prompt(sample.input), answer=_text_of(sample.target))
-                for name, sample in samples
-            ]
-        )
+        found: list[Example] = []
+        for name in self._names[split]:
+            sample = self._samples[name]
+            with told_of_example(name, of=self.config.id):
+                prompt = _prompt(sample.input)
+            found.append(Example(id=name, prompt=prompt, answer=_text_of(sample.target)))
+        return ListSource(found)
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Let the task's solver call the policy."""
@@ -126,6 +133,8 @@ class InspectEnvironment(AdaptedEnvironment):
         except Exception as error:
             if policy.api.failed is not None:
                 raise policy.api.failed from error
+            if not isinstance(error, TelescopeError):
+                note_place(error, _package_of(self.config.id))
             raise
         if policy.api.failed is not None:
             # The output of a solver after this error is no answer of the policy.

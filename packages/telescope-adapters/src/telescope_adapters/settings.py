@@ -5,6 +5,7 @@ first reward outside it ends the eval or the run, and the error says which setti
 """
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from telescope_core.base.errors import ConfigError, RewardError, UnplayableError, nearest
+from telescope_core.base.code_places import raised_at
+from telescope_core.base.errors import (
+    ConfigError,
+    EnvironmentLoadError,
+    RewardError,
+    UnplayableError,
+    nearest,
+)
+from telescope_core.base.secret_names import link_advice
 from telescope_core.base.types import Example, JsonValue, Message
 from telescope_core.environments import Environment, EnvironmentConfig, Episode, reward
 from telescope_core.environments.outcomes import finite
@@ -104,6 +113,15 @@ class SteppedEnvironment(AdaptedEnvironment):
         return episode.state.total or 0.0
 
 
+def note_place(error: Exception, module: str) -> None:
+    """Note on `error`, of code that a framework called, where it was raised, and a key it lacks.
+
+    `module` is the author's.
+    """
+    advice = link_advice(str(error), os.environ)
+    error.add_note(f"{raised_at(error, module).strip(' ()')}{advice}")
+
+
 def set_option(name: str) -> str:
     """Return how to set the argument `name` with which the framework makes the environment."""
     shown = f'{{"{name}": VALUE}}'
@@ -132,6 +150,15 @@ def require_options(made_by: Callable[..., Any], options: Mapping[str, Any], *, 
         raise ConfigError(
             f"{of}: {error}; {meant}it takes {', '.join(names) or 'no arguments'}; {advice}"
         ) from error
+
+
+@contextmanager
+def told_of_example(name: str, *, of: str) -> Generator[None]:
+    """Name the example, and the environment that it is of, in an EnvironmentLoadError."""
+    try:
+        yield
+    except EnvironmentLoadError as error:
+        raise EnvironmentLoadError(f"{of}, example {name}: {error}") from error
 
 
 @contextmanager

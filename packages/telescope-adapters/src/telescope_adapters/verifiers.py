@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import json
+import os
 import signal
 import sys
 import time
@@ -27,7 +28,9 @@ from telescope_adapters.settings import (
     as_metrics,
     as_number,
     function_tool,
+    note_place,
     require_options,
+    told_of_example,
 )
 from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import (
@@ -42,10 +45,11 @@ from telescope_core.base.errors import (
     unknown_name,
 )
 from telescope_core.base.retries import is_too_long
+from telescope_core.base.secret_names import link_advice
 from telescope_core.base.types import Example, Message, Role, Rollout, Split, StopReason, ToolCall
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, reward
-from telescope_core.environments.building import raised_by
+from telescope_core.environments.building import raised_by, told_of
 from telescope_core.examples import ListSource, split_of
 from telescope_core.gateway.listener import reply_json
 from telescope_core.sandboxes.protocol import SandboxError
@@ -74,6 +78,10 @@ _SHAPING = {
 }
 """Settings that allow other answers, or end them elsewhere: without them, a score says less."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
+_OLD_SANDBOXES = (
+    "this prime-sandboxes takes no text to start a sandbox with, as SandboxEnv and PythonEnv do; "
+    "link it with --with verifiers==0.1.14 --with 'prime-sandboxes<0.2.37'"
+)
 _TOO_LONG = "this model's maximum context length is exceeded"
 """Text by which versions before 0.1.11 recognize an error that ends and scores a rollout."""
 
@@ -128,7 +136,11 @@ class VerifiersEnvironment(AdaptedEnvironment):
 
     def examples(self, split: Split) -> ListSource:
         """Return the rows of their dataset; a hash divides it where there is none for evals."""
-        return ListSource([_example(name, row) for name, row in self._split_rows()[split].items()])
+        found: list[Example] = []
+        for name, row in self._split_rows()[split].items():
+            with told_of_example(name, of=self.config.id):
+                found.append(_example(name, row))
+        return ListSource(found)
 
     async def play(self, episode: Episode[Any]) -> StopReason:
         """Let verifiers play and score a rollout with the policy as its model."""
@@ -145,16 +157,22 @@ class VerifiersEnvironment(AdaptedEnvironment):
         reset = _RAISED.set(raised)
         try:
             state = await _played_and_scored(env, row, self._client(Requests(episode)), arguments)
+        except TelescopeError:
+            raise
+        except Exception as error:
+            note_place(error, self._module)
+            raise
         finally:
             _RAISED.reset(reset)
         if state.get("error") is not None:
             raise _reason(state["error"], self._module) from state["error"]
         if raised:
             name, error = raised[0]
-            raise RewardRaisedError(
+            text = (
                 f"reward function {name} of {self.config.id} raised {type(error).__name__}: "
                 f"{error}{raised_at(error, self._module)}, which verifiers would count as 0"
-            ) from error
+            )
+            raise RewardRaisedError(f"{text}{link_advice(text, os.environ)}") from error
         episode.messages[:] = as_messages([*state["prompt"], *(state.get("completion") or ())])
         own = self.config.id
         metrics: Mapping[str, object] = state.get("metrics") or {}
@@ -209,7 +227,15 @@ class VerifiersEnvironment(AdaptedEnvironment):
                 where = f"the module of {self.config.id}"
             # Theirs wraps what the author's code raised.
             meant = missing if isinstance(missing, Exception) else error
-            raise raised_by(where, meant, self._module) from error
+            if isinstance(meant, AttributeError) and meant.name == "env_id":
+                # Their loader sets it on what it was given.
+                raise EnvironmentLoadError(
+                    f"{where} returned {meant.obj!r:.80}, expected an environment of verifiers"
+                ) from error
+            told = raised_by(where, meant, self._module)
+            if "CreateSandboxRequest" in str(told):
+                raise EnvironmentLoadError(f"{told}; {_OLD_SANDBOXES}") from error
+            raise told from error
 
     def _passing(self, threshold: Any) -> float:
         """Return the reward from which on the environment counts a rollout as solved."""
@@ -276,8 +302,9 @@ class VerifiersEnvironment(AdaptedEnvironment):
             # evals where an environment of theirs has no others.
             is_early = not hasattr(self.env, "build_dataset")
             if not is_early:
-                self.env.build_eval_dataset()
-                self.env.build_dataset()
+                with told_of(f"the dataset of {self.config.id}", self._module):
+                    self.env.build_eval_dataset()
+                    self.env.build_dataset()
             rows = [dict(row) for row in self.env.dataset or ()]
             held_out: Any = self.env.eval_dataset
             if is_early and any(leaf.eval_dataset is None for leaf in self._leaves):
@@ -291,6 +318,8 @@ class VerifiersEnvironment(AdaptedEnvironment):
                     split: [row for row in rows if split_of(str(row["example_id"])) is split]
                     for split in Split
                 }
+            if not any(found.values()):
+                raise EnvironmentLoadError(f"the dataset of {self.config.id} has no rows")
             self._rows = {split: _by_id(split, rows) for split, rows in found.items()}
         return self._rows
 
@@ -479,6 +508,7 @@ def _reason(theirs: BaseException, module: str) -> Exception:
         cause = cause.__cause__
     came_of = f", which came of {theirs.__cause__!r}" if theirs.__cause__ else ""
     text = f"verifiers stopped the rollout: {theirs!r}{came_of}{raised_at(theirs, module)}"
+    text += link_advice(text, os.environ)
     # Of its sandboxes and tunnels; older versions have no such class.
     if any(one.__name__ == "InfraError" for one in type(theirs).__mro__):
         return SandboxError(text)

@@ -26,6 +26,8 @@ _USER = re.compile(r"(?<=://)[^\s/?#]+@")
 """User and password in an address, in a text that may hold several addresses."""
 _QUERY = re.compile(r"(?<=[?&;#])([^\s=?&;#]+)=(?!\(left out\))([^\s&;#\"'<>)]+)")
 """Name and value of a query parameter in an address."""
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD|URL)\b")
+"""Name of a variable that an environment may lack, in a message."""
 _SHORTEST_HIDDEN = 6
 """Characters of the shortest value that is left out: shorter ones are words such as `none`, which
 no text could do without."""
@@ -34,6 +36,20 @@ no text could do without."""
 def reserved_secrets(names: Iterable[str]) -> list[str]:
     """Return those of `names` that no environment may read."""
     return sorted(name for name in names if name.upper().startswith(RESERVED_PREFIX))
+
+
+def link_advice(text: str, seen: Collection[str]) -> str:
+    """Return what to do if `text` names a variable that a linked environment does not see.
+
+    `seen` are the variables that it sees. Empty if there is none, or if `text` says so already.
+    """
+    key = next((key for key in _KEY.findall(text) if key not in seen), "")
+    if not key or "--secret" in text:
+        return ""
+    return (
+        "; the environment sees only the variables that its link names: "
+        f"telescope env link --secret {key}"
+    )
 
 
 def require_names(declared: object, who: str) -> None:

@@ -27,7 +27,7 @@ from telescope_core.base.errors import (
     StrayCancelError,
     TelescopeError,
 )
-from telescope_core.base.secret_names import require_names, require_own_secrets
+from telescope_core.base.secret_names import link_advice, require_names, require_own_secrets
 from telescope_core.environments.author_errors import contained
 from telescope_core.environments.calls import RUNS_IN, declared_place
 from telescope_core.environments.hooks import MARKS, Hook
@@ -491,15 +491,24 @@ def told_of(where: str, module: str = "") -> Generator[None, None, None]:
 def raised_by(what: str, error: Exception, module: str = "") -> EnvironmentLoadError:
     """Return an error that says what an author's code, such as a constructor, raised and where."""
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-    return EnvironmentLoadError(f"{what} raised {text}{raised_at(error, module)}{_advice(error)}")
+    said = f"{what} raised {text}{raised_at(error, module)}"
+    return EnvironmentLoadError(f"{said}{_advice(error, said, is_linked=bool(module))}")
 
 
-def _advice(error: Exception) -> str:
-    """Return what to do where `error` is a missing variable of `os.environ`; empty for others."""
+def _advice(error: Exception, said: str, *, is_linked: bool) -> str:
+    """Return what to do where `error`, which `said` tells, is a missing variable; else nothing.
+
+    Environments of Telescope declare those that they read; for others, the link names them.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     is_of_system = bool(frames) and frames[-1].filename in (os.__file__, "<frozen os>")
     if not isinstance(error, KeyError) or not is_of_system:
-        return ""
+        return link_advice(said, os.environ) if is_linked else ""
+    if is_linked:
+        return (
+            f"; there is no variable {error} here: the environment sees only those that its link "
+            f"names: telescope env link --secret {error.args[0]}"
+        )
     return (
         f"; there is no environment variable {error}: set it, and declare it by "
         f"secrets = ({error},), because an environment's own process gets those that it declares"

@@ -27,7 +27,7 @@ from packaging.utils import (
 
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknown_name
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
-from telescope_core.base.secret_names import hidden, require_own_secrets
+from telescope_core.base.secret_names import hidden, link_advice, require_own_secrets
 from telescope_core.finding.schemes import Adapted, Framework, adapted, require_adapted
 from telescope_envs.install.data import BUILDING, is_running, python_of
 from telescope_envs.install.loading import asked
@@ -52,8 +52,6 @@ from telescope_envs.records.model import read_pyproject, table_at
 
 _DIGITS = 16
 _CONTENT_DIGITS = 12
-_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD|URL)\b")
-"""Name for a missing variable of an environment, in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +111,7 @@ def link_adapted(
         )
     except EnvironmentLoadError as error:
         text = hidden(str(error), granted.values())
-        key = next((key for key in _KEY.findall(text) if key not in granted), "")
-        advice = (
-            f"; it sees only the variables that you name, such as --secret {key}" if key else ""
-        )
-        raise EnvironmentLoadError(f"{text}{advice}") from None
+        raise EnvironmentLoadError(f"{text}{link_advice(text, granted)}") from None
     link = AdaptedLink(
         name=name,
         factory=framework.factory,
