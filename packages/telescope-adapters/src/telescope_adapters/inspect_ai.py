@@ -27,7 +27,6 @@ from telescope_core.base.code_places import raised_at
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
-    TelescopeError,
     UnplayableError,
     unknown_name,
 )
@@ -133,8 +132,7 @@ class InspectEnvironment(AdaptedEnvironment):
         except Exception as error:
             if policy.api.failed is not None:
                 raise policy.api.failed from error
-            if not isinstance(error, TelescopeError):
-                note_place(error, _package_of(self.config.id))
+            note_place(error, _package_of(self.config.id))
             raise
         if policy.api.failed is not None:
             # The output of a solver after this error is no answer of the policy.

@@ -19,6 +19,7 @@ from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
     RewardError,
+    TelescopeError,
     UnplayableError,
     nearest,
 )
@@ -116,10 +117,11 @@ class SteppedEnvironment(AdaptedEnvironment):
 def note_place(error: Exception, module: str) -> None:
     """Note on `error`, of code that a framework called, where it was raised, and a key it lacks.
 
-    `module` is the author's.
+    `module` is the author's. Errors of ours, such as those of the policy, say it themselves.
     """
-    advice = link_advice(str(error), os.environ)
-    error.add_note(f"{raised_at(error, module).strip(' ()')}{advice}")
+    if not isinstance(error, TelescopeError):
+        advice = link_advice(str(error), os.environ)
+        error.add_note(f"{raised_at(error, module).strip(' ()')}{advice}")
 
 
 def set_option(name: str) -> str:

@@ -157,8 +157,6 @@ class VerifiersEnvironment(AdaptedEnvironment):
         reset = _RAISED.set(raised)
         try:
             state = await _played_and_scored(env, row, self._client(Requests(episode)), arguments)
-        except TelescopeError:
-            raise
         except Exception as error:
             note_place(error, self._module)
             raise

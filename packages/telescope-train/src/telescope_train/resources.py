@@ -138,10 +138,7 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
 
 
 async def _refuse_pictures(name: str, client: EnvironmentClient) -> None:
-    """Raise ConfigError if there is no example, or if the first one has a picture.
-
-    Pictures of later examples are refused when they are played.
-    """
+    """Raise ConfigError if nothing can be trained on, or if the first example has a picture."""
     train_size(await client.describe())
     try:
         prompt = (await client.example(Split.TRAIN, 0)).prompt

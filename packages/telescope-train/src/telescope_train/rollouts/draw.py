@@ -42,10 +42,6 @@ class Source:
 
     def __post_init__(self) -> None:
         """Raise if no example of the split is left."""
-        if self.num_examples == 0:
-            raise ConfigError(
-                f"the train split of {self.environment!r} has no examples; check its settings"
-            )
         if self.num_left == 0:
             raise ConfigError(
                 f"evals hold out all {self.num_examples} examples of {self.environment!r}, and "
