@@ -1,6 +1,7 @@
 """What `telescope env link SCHEME:ID` installs, and what it lets an environment read."""
 
 import io
+import os
 import runpy
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from telescope_adapters.nemo_gym import NemoGymEnvironment
 from telescope_adapters.openenv import OpenEnvEnvironment
 from telescope_adapters.ors import OrsEnvironment
 from telescope_adapters.settings import as_metrics, require_options, told_of_options
+from telescope_cli.env.info import _settings_of
 from telescope_core.base.code_places import is_authors, own_frame
 from telescope_core.environments.building import check_names
 from telescope_core.errors import ConfigError, EnvironmentLoadError, UnknownNameError
@@ -27,6 +29,7 @@ from telescope_core.finding import schemes
 from telescope_core.finding.locate import locate_environment
 from telescope_core.finding.schemes import require_adapted
 from telescope_core.open import open_environment
+from telescope_envs.install import adapted
 from telescope_envs.install.adapted import (
     environment_for,
     link_adapted,
@@ -225,11 +228,28 @@ def test_a_link_says_which_variables_its_environment_reads(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+def test_a_link_is_tried_with_what_workers_see_and_shows_its_own_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", "/caches")
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    seen = {}
+    monkeypatch.setattr(adapted, "asked", lambda *_, variables, **__: seen.update(variables))
+    name = "openenv:http://127.0.0.1:1"
+    link_adapted(name, settings={"reward_max": 2})
+    assert (seen["HF_HOME"], seen["HOME"]) == ("/caches", os.environ["HOME"])
+    assert "JUDGE_KEY" not in seen
+    shown = {one.name: one.default for one in _settings_of(locate_adapted(name))}
+    assert shown["reward_max"] == "2"
+    assert shown["id"] == '"http://127.0.0.1:1"'
+    assert shown["reward_min"] == "0.0"
+
+
+@pytest.mark.slow
 def test_what_tries_a_link_reads_the_variables_that_were_named(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "k")
     (tmp_path / "judged.py").write_text(JUDGED)
     asking = partial(asked, "built", "judged:Judged", search_path=[str(tmp_path)], what="it")
-    asking(secrets={"JUDGE_KEY": "k"})
+    asking(variables={"JUDGE_KEY": "k"})
     with pytest.raises(EnvironmentLoadError, match="it has no JUDGE_KEY"):
         asking()
 

@@ -114,6 +114,7 @@ def test_what_the_author_raises_is_told_with_its_place(fit):
     [
         ("return None", ("returned None, expected an environment",)),
         ("import os; os.environ['JUDGE']", ("'JUDGE'", "telescope env link --secret JUDGE")),
+        ("raise ExceptionGroup('1 error', [OSError('no server')])", ("OSError: no server",)),
         ("raise ValueError('no JUDGE_KEY')", ("telescope env link --secret JUDGE_KEY",)),
         ("raise ValueError('CreateSandboxRequest: start_command')", ("'prime-sandboxes<0.2.37'",)),
     ],

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import sys
 import threading
 
 import msgspec
@@ -191,13 +192,14 @@ def test_a_worker_sees_an_allow_list_and_no_search_path_of_another_interpreter()
         "PYTHONPATH": "/somewhere",
         "VIRTUAL_ENV": "/somewhere",
     }
-    assert set(scrubbed(environ, is_own_interpreter=True)) == {
+    assert set(scrubbed(environ, interpreter=sys.executable)) == {
         "PATH",
         "LC_ALL",
         "PYTHONPATH",
         "VIRTUAL_ENV",
     }
-    assert set(scrubbed(environ, is_own_interpreter=False)) == {"PATH", "LC_ALL"}
+    other = scrubbed(environ, interpreter="/there/bin/python")
+    assert other == {"PATH": "/there/bin:/bin", "LC_ALL": "C"}
 
 
 @pytest.mark.parametrize(

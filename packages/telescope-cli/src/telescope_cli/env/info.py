@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from telescope_cli.env.options import JsonOption, RegistryOption, complete_name
 from telescope_core.base.errors import TelescopeError, UnknownNameError
@@ -136,7 +137,12 @@ def _about(registry: Registry, release: Release) -> _About:
 
 def _settings_of(here: EnvironmentLocation) -> tuple[Setting, ...]:
     interpreter = here.interpreter or sys.executable
-    return tuple(declared_settings(interpreter, here.factory, here.search_path))
+    declared = declared_settings(interpreter, here.factory, here.search_path)
+    own = here.config  # of a link
+    return tuple(
+        replace(one, default=json.dumps(own[one.name])) if one.name in own else one
+        for one in declared
+    )
 
 
 def _show_unpublished(

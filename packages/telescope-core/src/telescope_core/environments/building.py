@@ -490,6 +490,8 @@ def told_of(where: str, module: str = "") -> Generator[None, None, None]:
 
 def raised_by(what: str, error: Exception, module: str = "") -> EnvironmentLoadError:
     """Return an error that says what an author's code, such as a constructor, raised and where."""
+    while isinstance(error, ExceptionGroup):  # its message only counts what is in it
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     said = f"{what} raised {text}{raised_at(error, module)}"
     return EnvironmentLoadError(f"{said}{_advice(error, said, is_linked=bool(module))}")

@@ -161,7 +161,7 @@ class LocalPlace:
 
     def variables(self) -> dict[str, str]:
         """Return all environment variables of the worker."""
-        variables = scrubbed(os.environ, is_own_interpreter=self._is_own_interpreter)
+        variables = scrubbed(os.environ, interpreter=self.interpreter)
         own = [name for name in self.own_variables if name in os.environ]
         require_own_secrets(own, "the environment")
         variables |= {name: os.environ[name] for name in own}
@@ -319,18 +319,20 @@ class RemoteWorker:
         return f"its output is on the machine where it was started ({self._address})"
 
 
-def scrubbed(environ: Mapping[str, str], *, is_own_interpreter: bool) -> dict[str, str]:
+def scrubbed(environ: Mapping[str, str], *, interpreter: str) -> dict[str, str]:
     """Return the part of `environ` that is passed to a worker.
 
     A different interpreter does not get the search path of this one, because it has its own
-    packages.
+    packages. Programs that those install come first, as where its environment is activated.
     """
     kept = {
         name: value
         for name, value in environ.items()
         if name in PASSED_ON or name.startswith("LC_")
     }
-    if not is_own_interpreter:
+    if interpreter != sys.executable:
         for name in ("PYTHONPATH", "VIRTUAL_ENV"):
             kept.pop(name, None)
+        folder = os.path.dirname(interpreter)
+        kept["PATH"] = os.pathsep.join([folder, kept.get("PATH", os.defpath)])
     return kept

@@ -29,6 +29,7 @@ from telescope_core.base.errors import ConfigError, EnvironmentLoadError, unknow
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 from telescope_core.base.secret_names import hidden, link_advice, require_own_secrets
 from telescope_core.finding.schemes import Adapted, Framework, adapted, require_adapted
+from telescope_core.processes.launch import scrubbed
 from telescope_envs.install.data import BUILDING, is_running, python_of
 from telescope_envs.install.loading import asked
 from telescope_envs.install.requirements import ADAPTERS, CORE, direct_needs
@@ -98,6 +99,8 @@ def link_adapted(
     config = {**(settings or {}), **_anywhere(found, settings or {})}
     made = _installed(found, packages, allow_sdist)
     interpreter, pins = ("", ()) if made is None else (str(made.python), made.pins)
+    # It is built with what its workers see, such as the home with its caches.
+    seen = scrubbed(os.environ, interpreter=interpreter or sys.executable)
     framework = _framework(found, pins)
     try:
         asked(
@@ -106,7 +109,7 @@ def link_adapted(
             # The byte code stays in its folder: each start would compile the framework again.
             interpreter=(interpreter, "-P", "-s") if interpreter else sys.executable,
             settings=config,
-            secrets=granted,
+            variables={**seen, **granted},
             what=f"nothing was linked: {name}",
         )
     except EnvironmentLoadError as error:

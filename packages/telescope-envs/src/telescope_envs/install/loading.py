@@ -46,14 +46,14 @@ def asked(
     interpreter: str | Sequence[str] = sys.executable,
     search_path: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-    secrets: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
     what: str,
 ) -> dict[str, Any]:
     """Return the answer of the environment `factory`, imported by `interpreter`, to `question`.
 
     `interpreter` may include options. By default it can import what this process can, except from
     the working directory and the user's own packages, and it writes no byte code beside what it
-    imports. `secrets` names variables that it gets.
+    imports. `variables` are those that it gets besides.
     Raises EnvironmentLoadError, which begins with `what`, if it cannot be loaded in time.
     """
     limit_s = _LIMITS_S[question]
@@ -61,7 +61,7 @@ def asked(
     started = (interpreter, "-P", "-s", "-B") if isinstance(interpreter, str) else interpreter
     done = run_program(
         [*started, _PROGRAM, question, factory, given, *search_path],
-        environ={**passed_on(), **(secrets or {})},
+        environ={**passed_on(), **(variables or {})},
         limit_s=limit_s,
         late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
     )
