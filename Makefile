@@ -101,6 +101,10 @@ test-templates: stack ## play the chat templates that llama-cpp-python carries (
 check-constraints: stack ## show that constraints/ can be installed on each Python (asks the index)
 	$(BIN)/python scripts/check_constraints.py
 
+.PHONY: test-lowest
+test-lowest: stack sandboxes ## the quick tests with the oldest versions of packages that are allowed
+	@scripts/test_lowest.sh --workers $(WORKERS)
+
 bench: stack environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Optional
 
 import pytest
 from pydantic import BaseModel, Field
+from pydantic import VERSION as pydantic_version
 
 from telescope_core import Episode
 from telescope_core.environments.tool_functions import (
@@ -39,6 +40,10 @@ class Tree(BaseModel):
 class Size:
     width: int
     height: int
+
+
+CLOSED = {"additionalProperties": False} if pydantic_version >= "2.14" else {}
+"""What pydantic says of a dataclass in a model that takes no other fields."""
 
 
 def paint(
@@ -117,7 +122,7 @@ PAINT_SCHEMA = {
                     "anyOf": [
                         {
                             "type": "object",
-                            "additionalProperties": False,
+                            **CLOSED,
                             "required": ["width", "height"],
                             "properties": {
                                 "width": {"type": "integer"},

@@ -129,7 +129,7 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     described = await asyncio.gather(*(one.describe() for one in opened.clients))
     for note in await check_num_examples(config.evals.evals, opened.evals):
         view.note(note)
-    await asyncio.gather(*(_refuse_pictures(*one) for one in opened.training.items()))
+    await asyncio.gather(*(_refuse_untrainable(*one) for one in opened.training.items()))
     renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)
@@ -137,7 +137,7 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     return renderer
 
 
-async def _refuse_pictures(name: str, client: EnvironmentClient) -> None:
+async def _refuse_untrainable(name: str, client: EnvironmentClient) -> None:
     """Raise ConfigError if nothing can be trained on, or if the first example has a picture."""
     train_size(await client.describe())
     try:
