@@ -7,8 +7,8 @@ import re
 from typing import Annotated, Literal, Optional
 
 import pytest
-from pydantic import BaseModel, Field
 from pydantic import VERSION as pydantic_version
+from pydantic import BaseModel, Field
 
 from telescope_core import Episode
 from telescope_core.environments.tool_functions import (
