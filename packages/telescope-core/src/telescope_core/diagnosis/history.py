@@ -181,8 +181,9 @@ class GrowingHistory:
             self._columns[name] = array("d", [math.nan]) * len(self._steps)
         for name, column in self._columns.items():
             value = row.get(name)
-            is_known = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-            column.append(value if is_known else math.nan)
+            if not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+                value = math.nan
+            column.append(value)
         self._steps.append(int(row["step"]))
 
 
