@@ -48,10 +48,7 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     else:
         said = [f"{folder.path.name}: {verdict.text}"]
         if ended := folder.info().observed_reason:
-            said += [
-                f"Why it ended: {ended}",
-                "To go on from its newest checkpoint, repeat its command with --resume.",
-            ]
+            said += [f"Why it ended: {ended}", "To go on: repeat its command with --resume."]
         for line in _lines(said, history, found):
             typer.echo(escaped(line))
         for problem in problems:
