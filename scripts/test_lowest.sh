@@ -20,7 +20,7 @@ install --resolution lowest-direct --overrides constraints/overrides.txt \
 "$uv" pip freeze --quiet --exclude-editable --python "$venv/bin/python" | tee "$pins"
 # The tests' own tools may be new, but must not bring newer versions of what is tested.
 cat constraints/overrides.txt >>"$pins"
-install --overrides "$pins" --group dev
+install --overrides "$pins" --group dev pip
 PATH=$venv/bin:$PATH make --no-print-directory BIN="$venv/bin" environments
 PATH=$venv/bin:$PATH "$venv/bin/python" scripts/run_tests.py fast "$@" \
     --ignore tests/train/cluster/test_environment_workers.py \

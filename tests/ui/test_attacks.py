@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -242,7 +243,10 @@ def test_queries_that_cannot_be_are_refused(ui, query):
 def test_quotes_in_values_are_values(ui):
     for name in ("environment", "group_id", "example_id", "server", "q"):
         assert ui.get(f"/runs/first/rollouts?{name}=%27%20OR%20%27%27=%27")["total"] in (0, None)
-    assert ui.ask("/" + 300_000 * "a", **BEARER).status in (400, 431)
+    # One that reads no further may have closed the connection before all was sent.
+    with suppress(ConnectionError):
+        assert ui.ask("/" + 300_000 * "a", **BEARER).status in (400, 431)
+    assert ui.get("/runs/first")["run"]["name"] == "first"
 
 
 @pytest.mark.slow
