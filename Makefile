@@ -103,7 +103,11 @@ check-constraints: stack ## show that constraints/ can be installed on each Pyth
 
 .PHONY: test-lowest
 test-lowest: stack sandboxes ## the quick tests with the oldest versions of packages that are allowed
-	@scripts/test_lowest.sh --workers $(WORKERS)
+	@scripts/test_versions.sh lowest --workers $(WORKERS)
+
+.PHONY: test-newest
+test-newest: stack sandboxes ## the quick tests with the newest versions of packages that are allowed
+	@scripts/test_versions.sh newest --workers $(WORKERS)
 
 bench: stack environments ## the benchmarks; results go to benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done

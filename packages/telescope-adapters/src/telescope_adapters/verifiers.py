@@ -79,8 +79,8 @@ _SHAPING = {
 """Settings that allow other answers, or end them elsewhere: without them, a score says less."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _OLD_SANDBOXES = (
-    "this prime-sandboxes takes no text to start a sandbox with, as SandboxEnv and PythonEnv do; "
-    "link it with --with verifiers==0.1.14 --with 'prime-sandboxes<0.2.37'"
+    "this prime-sandboxes refuses a start command that is text, which SandboxEnv and PythonEnv "
+    "pass; link it with --with verifiers==0.1.14 --with 'prime-sandboxes<0.2.37'"
 )
 _TOO_LONG = "this model's maximum context length is exceeded"
 """Text by which versions before 0.1.11 recognize an error that ends and scores a rollout."""

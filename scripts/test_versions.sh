@@ -1,18 +1,29 @@
 #!/bin/sh
-# Runs the quick tests with the oldest versions that the packages say they work with, in
-# .venv/lowest. Engines and frameworks are left out: they ask for newer versions of what is tested.
+# Runs the quick tests with the oldest versions that the packages say they work with, or with the
+# newest: `scripts/test_versions.sh lowest|newest [options of run_tests.py]`, in .venv/lowest or
+# .venv/newest. Engines and frameworks are left out: they say which versions they work with.
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/package_index.sh
+which=$1
+shift
+case $which in
+lowest) resolution=lowest-direct ;;
+newest) resolution=highest ;;
+*)
+    echo "expected lowest or newest, got '$which'" >&2
+    exit 1
+    ;;
+esac
 uv=$PWD/.venv/bin/uv
-venv=$PWD/.venv/lowest
+venv=$PWD/.venv/$which
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT INT TERM
 
 install() { "$uv" pip install --quiet --python "$venv/bin/python" "$@"; }
 
 "$uv" venv --quiet --clear --python .venv/bin/python "$venv"
-install --resolution lowest-direct --overrides constraints/overrides.txt \
+install --resolution $resolution --overrides constraints/overrides.txt \
     "torch==$(sed -n 's/^torch===\([^ ]*\).*/\1/p' constraints/cpu.txt)" \
     -e 'packages/telescope-core[records,datasets,math,mcp]' -e packages/telescope-adapters \
     -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' -e packages/telescope-ui \
