@@ -1,8 +1,10 @@
 """`telescope train --resume`: what it goes on from, and what it says when there is nothing."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from telescope_cli import main as cli
+from telescope_core.base.interrupts import Interrupted
+from telescope_core.records import RunFolder
 
 ENVIRONMENT = """
 from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
@@ -189,6 +193,21 @@ def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, nam
         assert [one for one in ("--resume", "--name") if one in said][:1] == [remedy]
     assert [path.name for path in folder.iterdir()] == [name]
     assert (folder / name).read_text() == "{}"
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_pages_of_the_report_are_written_is_no_interrupted_run(
+    settings, tmp_path, capsys, monkeypatch
+):
+    def signalled(run: RunFolder) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    report = tmp_path / "runs" / "toy" / "report.html"
+    monkeypatch.setattr("telescope_train.run.run_training", lambda _: {"report": str(report)})
+    monkeypatch.setattr("telescope_cli.run_report.write_run_report", signalled)
+    code, out, err = train(capsys, str(settings), "--json")
+    assert (code, json.loads(out)) == (0, {"report": str(report)})
+    assert f"the run has finished; {report} has no pages" in err
 
 
 def test_help_shows_how_to_resume(capsys):

@@ -36,3 +36,15 @@ def write_run_report(run: RunFolder) -> Path | None:
         told = Text(f"report.html was not written: {why}")
         EscapingConsole(stderr=True).print(told, soft_wrap=True)
     return path
+
+
+def write_finished_report(run: RunFolder) -> None:
+    """Write `report.html` of a run that has just finished; a signal only ends the writing.
+
+    The command still ends with 0: after another code, a queue would begin the run anew.
+    """
+    try:
+        write_run_report(run)
+    except KeyboardInterrupt:
+        told = f"telescope: the run has finished; {run.report_path} has no pages of rollouts"
+        EscapingConsole(stderr=True).print(Text(told), soft_wrap=True)

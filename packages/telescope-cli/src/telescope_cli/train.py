@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.output import prints_kept_off
-from telescope_cli.run_report import write_run_report
+from telescope_cli.run_report import write_finished_report
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
@@ -107,7 +107,7 @@ def train_command(
 
     with prints_kept_off(as_json):
         summary = run_training(prepared)
-    write_run_report(RunFolder(Path(summary["report"]).parent))
+    write_finished_report(RunFolder(Path(summary["report"]).parent))
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
 
