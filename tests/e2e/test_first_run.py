@@ -47,7 +47,7 @@ def telescope(place: Path, *arguments: str) -> str:
         env=UNPROXIED | DEAD_PROXIES | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

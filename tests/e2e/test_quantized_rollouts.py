@@ -56,7 +56,7 @@ def test_a_run_samples_in_8_bits_and_weighs_its_tokens_or_is_refused(tmp_path, t
         env=environment({}),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1500,
         check=False,
     )
     if not cpu_has_amx():

@@ -56,7 +56,7 @@ def evaluated(place: Path, url: str, choices: list[str], *, exit_code: int = 0) 
         env=environment({}),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == exit_code, done.stderr[-3000:]
