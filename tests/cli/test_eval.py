@@ -405,7 +405,7 @@ def test_folders_that_cannot_be_compared_are_named(endpoint, place, capsys, argu
 
 @pytest.mark.slow
 def test_report_shows_a_killed_run(place, capsys):
-    run = RunFolder.create(place / "run", config={})
+    run = RunFolder.create(place / "runs" / "run", config={})
     about = {"environment": "math", "example_id": "x", "group_id": "g", "reward": 1.0}
     for step in range(1, 5):
         rows = [

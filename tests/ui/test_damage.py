@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -21,9 +22,11 @@ from tests.ui.recorded import (
 from tests.ui.served import LIMIT_S, answered, served
 from tests.ui.test_live import Events
 
+from telescope_core.diagnosis import History, diagnose
 from telescope_core.records import RunFolder
 from telescope_core.records.blocks import BlockLog
 from telescope_core.records.timeline import ModelCall
+from telescope_core.reports import overview_of
 from telescope_ui.pages import happened
 from telescope_ui.web import app, export
 from telescope_ui.web.export import export_runs
@@ -527,6 +530,10 @@ def test_values_near_the_largest_float_take_no_page_with_them(tmp_path, run, val
         assert page["curves"]["steps"][-1] == 59
         assert page["curves"]["metrics"]["own"][-1] > 1e100
         assert {one["key"] for one in ui.get("/compare?run=r&run=other")["runs"]} == {"r", "other"}
+    # What commands show of it.
+    assert math.isinf(run.metrics()[-1]["own"]) is ("e" not in value)
+    overview_of(run)
+    diagnose(History.of_rows(run.metrics()))
 
 
 def test_calls_that_are_damaged_take_no_rollouts_and_no_export_with_them(tmp_path):

@@ -306,7 +306,6 @@ def test_what_costs_time_is_no_news_while_nothing_is_learned():
 def test_numbers_that_are_none_and_rows_without_metrics_are_left_out():
     rows = healthy(30, entropy=lambda step: math.nan if step % 2 else None)
     assert found_in([{"step": 0}, *rows, {"step": 31, "entropy": None, "text": "x"}]) == []
-    assert found_in([*rows, {"step": 31, "entropy": 10**400, "reward/mean": -(10**400)}]) == []
 
 
 def test_a_collapse_in_the_first_steps_is_called_one_and_not_a_task_that_is_too_hard():

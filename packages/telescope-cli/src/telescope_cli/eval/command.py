@@ -173,7 +173,8 @@ ResumeOption = Annotated[
     ),
 ]
 ReportOption = Annotated[
-    Path | None, typer.Option(help="Show the contents of a run or eval folder.")
+    Path | None,
+    typer.Option(help="Show a run, by folder or by its name in `runs`, or the folder of an eval."),
 ]
 
 

@@ -12,6 +12,7 @@ from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import comparison_to_json
 from telescope_cli.eval.view import print_result, print_results, print_unreadable, tell
 from telescope_cli.run_report import write_run_report
+from telescope_cli.watch import find_run
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.number_text import format_metric, style_of
 from telescope_core.base.types import JsonValue
@@ -27,9 +28,11 @@ from telescope_core.reports.verdict import RunVerdict, run_verdict
 
 
 def show_folder(path: Path, *, as_json: bool) -> None:
-    """Print the contents of `path`; raises ConfigError when it is neither a run nor an eval."""
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder; expected the folder of a run or of an eval")
+    """Print the contents of `path`, or of the run of that name in `runs`.
+
+    Raises ConfigError when it is neither a run nor an eval.
+    """
+    path = find_run(str(path), if_unknown="or give the folder of a run or of an eval")
     if EvalFolder.holds_eval(path):
         _show_eval(EvalFolder(path), as_json=as_json)
     elif (path / "run.json").is_file():

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -117,10 +117,15 @@ def tool_name(tool: Mapping[str, JsonValue]) -> str:
             return repr(tool)
 
 
-def json_object(content: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a text or a file; None if it is anything else, or cut short."""
+def json_object(
+    content: str | bytes, *, parse_int: Callable[[str], float] | None = None
+) -> dict[str, Any] | None:
+    """Return the JSON object in a text or a file; None if it is anything else, or cut short.
+
+    `parse_int`: as for `json.loads`.
+    """
     try:
-        found: object = json.loads(content)
+        found: object = json.loads(content, parse_int=parse_int)
     except (ValueError, RecursionError):
         return None
     return cast(dict[str, Any], found) if isinstance(found, dict) else None

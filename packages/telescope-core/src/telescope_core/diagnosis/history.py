@@ -1,7 +1,6 @@
 """`History`: the metrics of a run's steps, and the queries that rules make on them."""
 
 import math
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -176,14 +175,12 @@ class GrowingHistory:
         return History(self._steps, self._columns)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add the metrics of the next step; numbers that no float can hold are left out."""
+        """Add the metrics of the next step."""
         for name in row.keys() - self._columns.keys():
             self._columns[name] = array("d", [math.nan]) * len(self._steps)
         for name, column in self._columns.items():
             value = row.get(name)
-            if not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-                value = math.nan
-            column.append(value)
+            column.append(value if isinstance(value, int | float) else math.nan)
         self._steps.append(int(row["step"]))
 
 

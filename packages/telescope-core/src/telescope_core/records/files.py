@@ -141,8 +141,16 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as stream:
         for line in stream:
-            if (row := json_object(line)) is not None:
+            if (row := json_row(line)) is not None:
                 yield row
+
+
+def json_row(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a line; None if it is anything else.
+
+    An integer that no float can hold is infinite, because readers compute with floats.
+    """
+    return json_object(line, parse_int=lambda text: int(text) if len(text) < 300 else float(text))
 
 
 def is_of_step(row: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from telescope_core.base.messages import json_object
+from telescope_core.records.files import json_row
 
 _CHUNK_BYTES = 2**16
 """What a processor's cache holds: larger chunks are read and decoded at half the speed."""
@@ -85,7 +85,7 @@ class LineTail:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the objects among the lines that were not read yet."""
         for line in self.lines():
-            if (row := json_object(line)) is not None:
+            if (row := json_row(line)) is not None:
                 yield row
 
     def lines(self) -> Iterator[bytes]:
