@@ -130,12 +130,12 @@ def missing_import(
     by = [one for one in frames if not one.filename.startswith("<") and "importlib" not in one.name]
     where = f"{by[-1].filename}, line {by[-1].lineno}: " if by else ""
     package = str(missing.name).partition(".")[0]
-    if missing.path and package != framework.distribution.replace("-", "_"):
-        return (
-            f"{where}{missing}: it was written for another version of {package}; add the one that "
-            "it needs to `telescope env link`, such as --with 'PACKAGE==VERSION'"
-        )
     if package != framework.distribution.replace("-", "_"):
+        if missing.path:  # the package is there, and lacks a name
+            return (
+                f"{where}{missing}: it was written for another version of {package}; add the one "
+                "that it needs to `telescope env link`, such as --with 'PACKAGE==VERSION'"
+            )
         return (
             f"{where}{missing}; add --with PACKAGE, naming the package that has it, to "
             "`telescope env link`"

@@ -30,7 +30,7 @@ from telescope_core.base.errors import (
     UnplayableError,
     unknown_name,
 )
-from telescope_core.base.solved import reward_slack
+from telescope_core.base.solved import is_within
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.chat.trouble import relay
 from telescope_core.environments import Episode, cleanup, reward
@@ -209,11 +209,8 @@ class InspectEnvironment(AdaptedEnvironment):
         name = next(iter(self._samples))
         texts = ("", _text_of(self._samples[name].target))
 
-        low, high = self.config.reward_min, self.config.reward_max
-        slack = reward_slack(low, high)
-
         def check(reward: float, text: str) -> None:
-            if not low - slack <= reward <= high + slack:
+            if not is_within(reward, self.config.reward_min, self.config.reward_max):
                 what = "the target of its first sample" if text else "an empty answer"
                 found = f"{self.config.id} gives {what} a score of {reward:g}"
                 raise UnplayableError(self.range_advice(found))

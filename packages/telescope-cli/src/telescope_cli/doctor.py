@@ -40,15 +40,15 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
     history = History.of_rows(folder.metrics())
     found, verdict = diagnose(history), run_verdict(folder)
     problems = problems_of(folder, read_results(folder.eval_folders()).problems)
+    reason = folder.info().observed_reason
     if as_json:
         rows = [one.as_json() for one in found]
         told = {"step": history.last_step, "verdict": verdict.as_json(), "findings": rows}
-        ended = {"reason": folder.info().observed_reason}
-        typer.echo(json.dumps({**told, **ended, "problems": problems}, indent=1))
+        typer.echo(json.dumps({**told, "reason": reason, "problems": problems}, indent=1))
     else:
         said = [f"{folder.path.name}: {verdict.text}"]
-        if ended := folder.info().observed_reason:
-            said += [f"Why it ended: {ended}", "To go on: repeat its command with --resume."]
+        if reason:
+            said += [f"Why it ended: {reason}", "To go on: repeat its command with --resume."]
         for line in _lines(said, history, found):
             typer.echo(escaped(line))
         for problem in problems:

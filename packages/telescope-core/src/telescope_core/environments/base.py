@@ -22,7 +22,7 @@ from telescope_core.base.errors import (
     UnplayableError,
     nearest,
 )
-from telescope_core.base.solved import reward_slack
+from telescope_core.base.solved import is_within
 from telescope_core.base.types import Example, Message, Rollout, Split, StopReason
 from telescope_core.environments.author_errors import contained
 from telescope_core.environments.building import (
@@ -339,8 +339,7 @@ class Environment:
 
         With a wrong range, only the rollouts inside it would count: often those that are not right.
         """
-        slack = reward_slack(self.reward_min, self.reward_max)
-        if not self.reward_min - slack <= total <= self.reward_max + slack:
+        if not is_within(total, self.reward_min, self.reward_max):
             weights = [f"{f.name} {f.weight:g}" for f in self.score_functions if f.kind != "metric"]
             is_sum = type(self).compute_reward is Environment.compute_reward
             summed = f" (weights: {', '.join(weights)})" if is_sum and weights[1:] else ""

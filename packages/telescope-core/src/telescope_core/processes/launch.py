@@ -174,10 +174,6 @@ class LocalPlace:
             variables[LOG_VARIABLE] = json.dumps(log)
         return variables
 
-    @property
-    def _is_own_interpreter(self) -> bool:
-        return self.interpreter == sys.executable
-
     def _command(self, socket_fd: int, guard_fd: int) -> list[str]:
         command = [
             *(self.interpreter, "-P", "-m", "telescope_core.processes.worker", self.environment),
@@ -188,7 +184,7 @@ class LocalPlace:
         command += [part for path in self.search_path for part in ("--first-path", path)]
         if self.version:
             command += ["--version", self.version]
-        if self._is_own_interpreter:
+        if self.interpreter == sys.executable:
             command += [part for path in sys.path if path for part in ("--path", path)]
         return command
 
@@ -333,6 +329,5 @@ def scrubbed(environ: Mapping[str, str], *, interpreter: str) -> dict[str, str]:
     if interpreter != sys.executable:
         for name in ("PYTHONPATH", "VIRTUAL_ENV"):
             kept.pop(name, None)
-        folder = os.path.dirname(interpreter)
-        kept["PATH"] = os.pathsep.join([folder, kept.get("PATH", os.defpath)])
+        kept["PATH"] = f"{os.path.dirname(interpreter)}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return kept
