@@ -85,6 +85,27 @@ async def test_busy_and_broken_answers_are_tried_again(trouble):
     assert len(endpoint.requests) == 3
 
 
+@pytest.mark.parametrize("code", [429, "503"])
+@pytest.mark.parametrize("more", [{}, {"choices": None}, {"choices": [], "user_id": "u"}])
+async def test_a_busy_server_behind_a_router_is_asked_again(code, more):
+    """Routers report the error of the server behind them with status 200."""
+    busy = {"error": {"code": code, "message": "Provider returned error"}, **more}
+    async with serving(busy, busy, reply('{"error"}')) as (endpoint, client):
+        completion = await ask(client)
+        assert (completion.message.content, completion.num_retries) == ('{"error"}', 2)
+        completion = await ask(client)
+    assert completion.num_retries == 0
+    assert len(endpoint.requests) == 4
+
+
+async def test_a_busy_server_behind_a_router_is_named_when_the_time_is_over():
+    limits = RequestLimits(retry_budget_s=0.0)
+    async with serving({"error": {"code": 429, "message": "slow"}}, limits=limits) as (_, client):
+        with pytest.raises(EndpointError, match="200 and the error 429: slow") as refused:
+            await ask(client)
+    assert (refused.value.status, refused.value.is_transient) == (429, True)
+
+
 async def test_retries_end_with_the_budget_and_name_the_status(clock):
     def busy(body):
         clock.now_s += 1.0

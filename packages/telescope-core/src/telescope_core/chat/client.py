@@ -21,8 +21,13 @@ from telescope_core.base.retries import says_too_long
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import ChatEndpoint, Completion, Message, Sampling, Tools
-from telescope_core.chat.http import HttpPool, RequestLimits
-from telescope_core.chat.replies import read_completion, read_models, read_token_completion
+from telescope_core.chat.http import Handling, HttpPool, RequestLimits
+from telescope_core.chat.replies import (
+    read_completion,
+    read_models,
+    read_token_completion,
+    trouble_in,
+)
 
 _NOT_TAKEN = (400, 413, 415, 422)
 MOST_DENIED = 3
@@ -229,6 +234,7 @@ class ChatClient:
         Fields that this endpoint names differently, or does not take, are written accordingly.
         """
         body = {**fields, "model": await self.model(), **self._extra}
+        where = without_passwords(self._chat_url)
         num_retries = 0
         num_answers = self._num_answers
         while True:
@@ -241,8 +247,11 @@ class ChatClient:
                     content,
                     headers=self._headers,
                     limits=self._limits,
-                    passes=self._may_pass,
-                    on_cut=partial(self._note_cut, num_answers=num_answers),
+                    handling=Handling(
+                        passes=self._may_pass,
+                        trouble_in=partial(trouble_in, where=where),
+                        on_cut=partial(self._note_cut, num_answers=num_answers),
+                    ),
                 )
                 break
             except EndpointError as error:
@@ -261,7 +270,7 @@ class ChatClient:
         self._answers()
         num_retries += reply.num_retries
         try:
-            completion = self._read(reply.content, where=without_passwords(self._chat_url))
+            completion = self._read(reply.content, where=where)
         except EndpointError as error:
             error.num_retries = num_retries
             raise

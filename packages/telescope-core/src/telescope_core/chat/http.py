@@ -1,8 +1,9 @@
 """`HttpPool`: a pool of HTTP connections, with deadlines, bounded retries and clear errors.
 
-It transfers bytes without interpreting them. When a server is busy or broken (429, 5xx, a refused
-or dropped connection), the request is retried with growing, jittered pauses until a time budget is
-used up. Any other refusal raises EndpointError at once. docs/design explains the choice of aiohttp.
+It transfers bytes without interpreting them. When a server is busy or broken (see `is_passing`, a
+refused or dropped connection), the request is retried with growing, jittered pauses until a time
+budget is used up. Any other refusal raises EndpointError at once. docs/design explains the choice
+of aiohttp.
 """
 
 import asyncio
@@ -63,6 +64,20 @@ class HttpReply(NamedTuple):
     """Attempts that failed before."""
 
 
+class Handling(NamedTuple):
+    """What the sender of a request knows about its failures."""
+
+    passes: Callable[[EndpointError], bool] = lambda error: False
+    """Whether it is sent again after a refusal too, as after that of a busy server."""
+    trouble_in: Callable[[bytes], EndpointError | None] = lambda content: None
+    """The error of a busy or broken server that came with status 200, if one did."""
+    on_cut: Callable[[EndpointError], None] = lambda error: None
+    """Called with the last error if it is canceled while it waits to be sent again."""
+
+
+_PLAIN = Handling()
+
+
 class HttpPool:
     """Connections to any number of servers, opened without a limit and kept open for reuse.
 
@@ -82,13 +97,10 @@ class HttpPool:
         *,
         headers: Mapping[str, str],
         limits: RequestLimits,
-        passes: Callable[[EndpointError], bool] = lambda error: False,
-        on_cut: Callable[[EndpointError], None] = lambda error: None,
+        handling: Handling = _PLAIN,
     ) -> HttpReply:
         """Return the reply; raises EndpointError that names `url` and what went wrong.
 
-        `passes`: whether it is sent again after a refusal too, as after that of a busy server.
-        `on_cut`: called with the last error if it is canceled while it waits to be sent again.
         Its text holds neither a password of the URL nor the key in `headers`.
         """
         if self._opened is None:
@@ -102,9 +114,11 @@ class HttpPool:
                 outcome = await self._attempt(method, url, body, headers=headers, limits=limits)
             except EndpointError as error:
                 error.num_retries = num_retries
-                if not passes(error):
+                if not handling.passes(error):
                     raise
                 outcome = _Failure(error, 0.0)
+            if isinstance(outcome, bytes) and (trouble := handling.trouble_in(outcome)) is not None:
+                outcome = _Failure(trouble, 0.0)
             if isinstance(outcome, bytes):
                 self._troubles.over(url)
                 return HttpReply(outcome, num_retries)
@@ -126,7 +140,7 @@ class HttpPool:
                 await asyncio.sleep(wait_s)
             except asyncio.CancelledError:
                 outcome.error.num_retries = num_retries
-                on_cut(outcome.error)
+                handling.on_cut(outcome.error)
                 raise
             num_retries += 1
             self._troubles.sent_again()
@@ -201,7 +215,7 @@ class HttpPool:
         if key := headers.get("Authorization", "").removeprefix("Bearer "):
             # Some servers quote the key that they refuse.
             content = content.replace(key.encode(), HIDDEN.encode())
-        if reply.status == 429 or reply.status >= 500:
+        if is_passing(reply.status):
             wait = reply.headers.get("Retry-After", "")
             return _Failure(_refusal(shown, reply.status, content, wait=wait), _retry_after_s(wait))
         raise _refusal(shown, reply.status, content, moved_to=reply.headers.get("Location", ""))
@@ -215,6 +229,11 @@ class HttpPool:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._opened
+
+
+def is_passing(status: int) -> bool:
+    """Return whether a status says that the server is busy or broken: 429, and from 500 on."""
+    return status == 429 or status >= 500
 
 
 def quote(content: bytes) -> str:

@@ -15,7 +15,7 @@ from telescope_core.base.chains import sampled_tokens
 from telescope_core.base.errors import NOTHING_SPENT, EndpointError, SpentTokens
 from telescope_core.base.messages import without_halves
 from telescope_core.base.types import Completion, FinishReason, Message, ToolCall
-from telescope_core.chat.http import quote
+from telescope_core.chat.http import is_passing, quote
 
 Expected = TypeVar("Expected")
 _FINISH_REASONS: dict[str | None, FinishReason] = {
@@ -75,7 +75,7 @@ class _Failed(msgspec.Struct):
     """A reply, or one of its choices, that holds an error in place of content."""
 
     error: msgspec.Raw = msgspec.Raw(b"null")
-    choices: "list[_Failed]" = []
+    choices: "list[_Failed] | None" = None
     index: object = None
 
 
@@ -212,6 +212,17 @@ def read_token_completion(content: bytes, *, where: str) -> Completion:
         num_completion_tokens=len(token_ids),
         tokens=tokens,
     )
+
+
+def trouble_in(content: bytes, *, where: str) -> EndpointError | None:
+    """Return the error of a busy or broken endpoint that stands in place of a reply, or None.
+
+    Routers that ask other endpoints report theirs like that, with status 200.
+    """
+    # Inside a text, the quotation marks would be escaped.
+    has_generated = b'"finish_reason"' in content
+    error = _reported(content, where) if b'"error"' in content and not has_generated else None
+    return error if error is not None and is_passing(error.status or 0) else None
 
 
 def read_models(content: bytes, *, where: str) -> list[str]:
