@@ -417,7 +417,8 @@ _NO_EQUAL = {
     """: "a run ends after number_of_steps; examples come around again as often as that takes",
     "use_deterministic_algorithms full_determinism deterministic_mode deterministic": (
         "set seed_sampling = true, so that rollouts repeat and gradients are added in the order "
-        "of the draws; the trainer's arithmetic then repeats on the same machine"
+        "of the draws; on a CPU the trainer's arithmetic then repeats, on a GPU kernels may add in "
+        "another order. For importance weights away from 1 with experts: routing_replay = true"
     ),
     """
         sglang.* vllm_mode generation.backend generator.backend rollout.name rollout.mode
