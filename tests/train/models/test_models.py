@@ -143,7 +143,7 @@ def test_models_that_do_not_exist(tiny, tmp_path):
     with pytest.raises(ConfigError, match="is a file"):
         locate_model(str(tiny / "config.json"))
     with pytest.raises(
-        ConfigError, match=r"chat_template must be a Jinja file, .*\(chatml-keeps-thinking\)"
+        ConfigError, match=r"chat_template must be a Jinja file, .*\(chatml-keeps-thinking, "
     ):
         load_tokenizer(ModelSection(model=str(tiny), chat_template=str(tmp_path / "none.jinja")))
 

@@ -593,7 +593,11 @@ def test_the_chat_template_is_looked_at(flags: list[str], tmp_path: Path) -> Non
     ("template", "more", "problem"),
     [
         ("plain", ["--enable_thinking", "true"], "enable_thinking has no effect"),
-        ("plain", ["--chat_template", "chatml-keep-thinking"], "(chatml-keeps-thinking), got"),
+        (
+            "plain",
+            ["--chat_template", "chatml-keep-thinking"],
+            "(chatml-keeps-thinking, deepseek-r1-keeps-thinking), got",
+        ),
         ("", [], "has no chat template; set chat_template"),
     ],
 )

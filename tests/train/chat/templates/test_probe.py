@@ -44,7 +44,10 @@ def test_the_line_for_a_person():
     assert "hermes" in read
     assert "calls" in kept
     assert "thinking" in changed
-    assert "chat_template" in remedy
+    assert remedy.startswith("chat_template sets one")
+    assert remedy.endswith(": 'chatml-keeps-thinking' or a Jinja file")
+    remedy = probe_template(ALL_BY_NAME["DeepSeek-R1"].renderer()).text.split("; ")[2]
+    assert remedy.endswith(": 'deepseek-r1-keeps-thinking' or a Jinja file")
 
 
 @pytest.mark.parametrize("scenario", ["multi", "cut", "tools", "thinking", "thinking tools"])
@@ -66,6 +69,21 @@ def test_the_shipped_template_keeps_everything(scenario, arguments, tmp_path):
     report = probe_template(family.renderer())
     assert report.keeps_calls
     assert report.keeps_answers or not arguments
+
+
+@pytest.mark.parametrize("scenario", ["thinking", "thinking tools"])
+def test_the_shipped_template_for_deepseek_keeps_everything(scenario):
+    family = ALL_BY_NAME["DeepSeek-R1"].with_template(
+        read_chat_template("deepseek-r1-keeps-thinking"), {}
+    )
+    played = play(family, SCENARIOS[scenario])
+    for before, turn, after in zip(played.prompts, played.turns, played.prompts[1:], strict=False):
+        whole = before.token_ids + turn
+        assert after.token_ids[: len(whole)] == whole
+    assert played.messages[-1].reasoning
+    report = probe_template(family.renderer())
+    assert (report.keeps_answers, report.keeps_calls, report.keeps_thinking) == (True, True, True)
+    assert not report.refused
 
 
 def test_settings_of_the_template(tiny, tmp_path):

@@ -14,6 +14,7 @@ from telescope_core.base.types import EnvironmentDescription, JsonValue, Message
 from telescope_train.chat.formats import same_words
 from telescope_train.chat.proof import PROBE_TOOLS, Use, keeps_text_with_calls, uses_declared
 from telescope_train.chat.renderer import Renderer
+from telescope_train.chat.tokenizer import appending_templates
 from telescope_train.config.schema import TrainConfig
 
 _SYSTEM = Message(role="system", content="Look up towns.")
@@ -48,6 +49,8 @@ class TemplateReport:
     keeps_text_with_calls: bool | None
     """Whether later prompts show what the policy says beside a call. Where they do not, such a
     turn is a training sample of its own."""
+    appending: str
+    """The templates that only append and fit the model."""
     refused: Mapping[str, str]
     """Use of the template -> reason for refusing it as soon as it happens."""
 
@@ -66,7 +69,7 @@ class TemplateReport:
             parts.append(
                 f"later turns change {', '.join(go)}, so that each is a training sample of its own"
             )
-            parts.append("a template that only appends is set with chat_template")
+            parts.append(f"chat_template sets one that only appends: {self.appending}")
         if self.keeps_text_with_calls is False:
             parts.append(
                 "later turns leave out the text beside a call, so that such a turn is a training "
@@ -107,6 +110,7 @@ def probe_template(renderer: Renderer) -> TemplateReport:
         reasoning_parser=form.reasoning.name,
         takes_system=takes_system,
         no_end=renderer.no_end(tools=bare),
+        appending=appending_templates(renderer.rendering.tokenizer),
         refused=refused,
         keeps_answers=_keeps(renderer, start, answer, _AGAIN, tools=bare),
         keeps_thinking=_keeps(renderer, start, thinking, _AGAIN, tools=bare) if thinks else None,

@@ -17,9 +17,8 @@ from telescope_core.base.types import Message, Tools
 from telescope_train.chat.message_form import REFUSALS, message_form
 from telescope_train.chat.special_tokens import SpecialTokens, no_end, turn_end, wrong_end
 from telescope_train.chat.template import template_text
+from telescope_train.chat.tokenizer import appending_templates
 
-_SHOWS_ALL = "chatml-keeps-thinking"
-"""Shipped template that shows all of a turn."""
 _SHOWN = 30
 """Characters on each side of a place that an error shows."""
 
@@ -99,8 +98,8 @@ def render_conversations(
             raise ConfigError(
                 f"{named[number]}: the model's chat template leaves out {lost} of message {end}, "
                 f"so the model would learn {text!r:.80}; set chat_template to "
-                f"{_SHOWS_ALL!r} or another template that shows thinking, text and calls of a "
-                "turn, or remove the row"
+                f"{appending_templates(tokenizer)} that shows thinking, text and calls of a turn, "
+                "or remove the row"
             )
     assert all(drafts), "a conversation without an assistant message cannot be learned from"
     return _encoded(special, drafts)

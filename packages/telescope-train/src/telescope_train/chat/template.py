@@ -14,7 +14,10 @@ from telescope_train.chat.formats import choose_format
 from telescope_train.config.schema import ModelSection
 
 _SHIPPED = Path(__file__).parent / "templates"
-SHIPPED_MARKS = {"chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>")}
+SHIPPED_MARKS = {
+    "chatml-keeps-thinking": ("<|im_start|>", "<|im_end|>"),
+    "deepseek-r1-keeps-thinking": ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "</think>"),
+}
 """Shipped template -> tokens that a model must have to use it."""
 
 

@@ -83,18 +83,28 @@ def bare_tokenizer(settings: ModelSettings) -> "PreTrainedTokenizerBase":
 
 def require_marks(tokenizer: "PreTrainedTokenizerBase", chat_template: str) -> None:
     """Raise ConfigError unless every mark of a shipped template is one token of the model."""
-    lacking = [
+    lacking = _lacking(tokenizer, chat_template)
+    if lacking:
+        raise ConfigError(
+            f"chat_template {chat_template!r} is for models with the tokens "
+            f"{', '.join(SHIPPED_MARKS[chat_template])}; this model's tokenizer has no "
+            f"{', '.join(lacking)}; give {appending_templates(tokenizer)} that fits the model"
+        )
+
+
+def appending_templates(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Say what keeps every turn as it was: the shipped templates that fit the model, or a file."""
+    fitting = [repr(name) for name in SHIPPED_MARKS if not _lacking(tokenizer, name)]
+    return " or ".join([*fitting, "a Jinja file"])
+
+
+def _lacking(tokenizer: "PreTrainedTokenizerBase", chat_template: str) -> list[str]:
+    return [
         mark
         for mark in SHIPPED_MARKS.get(chat_template, ())
         if len(tokenizer.encode(mark, add_special_tokens=False)) != 1
         or tokenizer.convert_tokens_to_ids(mark) in (None, tokenizer.unk_token_id)
     ]
-    if lacking:
-        raise ConfigError(
-            f"chat_template {chat_template!r} is for models with the tokens "
-            f"{', '.join(SHIPPED_MARKS[chat_template])}; this model's tokenizer has no "
-            f"{', '.join(lacking)}; give a Jinja file that fits the model"
-        )
 
 
 def load_stop_ids(settings: ModelSettings) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ class ModelSection(Section):
     false = round them to the type of the layers."""
     chat_template: str | None = None
     """Replacement of the chat template of the model's tokenizer: a Jinja file, the text of a
-    template, or the name of a shipped one, `chatml-keeps-thinking`."""
+    template, or a shipped one by name: `chatml-keeps-thinking` or `deepseek-r1-keeps-thinking`."""
     enable_thinking: bool | None = None
     """Value of `enable_thinking` for chat templates that read it: whether the model should think;
     null = the template's default."""

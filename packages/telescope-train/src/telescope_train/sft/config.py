@@ -136,7 +136,7 @@ class SftConfig(Section):
     """Type used in forward and backward passes; null = bfloat16 on CUDA, float32 on CPU."""
     chat_template: str | None = None
     """Replacement of the chat template of the model's tokenizer: a Jinja file, the text of a
-    template, or the name of a shipped one, `chatml-keeps-thinking`."""
+    template, or a shipped one by name: `chatml-keeps-thinking` or `deepseek-r1-keeps-thinking`."""
     trainer_num_workers: Count = 1
     """Trainer processes (ranks); each takes a GPU if there are GPUs. One runs in the command's own
     process, several on Ray."""
