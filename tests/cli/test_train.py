@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from telescope_cli import main as cli
+from telescope_cli import sft
+from telescope_cli.train import SMALLEST
 from telescope_core.base.interrupts import Interrupted
+from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
+from telescope_train.plan.load import load_train_config
+from telescope_train.sft.config import load_sft_config
 
 ENVIRONMENT = """
 from telescope_core import Example, ListSource, SingleTurnEnvironment, reward
@@ -208,6 +213,28 @@ def test_a_signal_while_the_pages_of_the_report_are_written_is_no_interrupted_ru
     code, out, err = train(capsys, str(settings), "--json")
     assert (code, json.loads(out)) == (0, {"report": str(report)})
     assert f"the run has finished; {report} has no pages" in err
+
+
+@pytest.mark.parametrize(
+    ("call", "load", "smallest"),
+    [
+        (["train", "--name", "a"], load_train_config, SMALLEST),
+        (["simulate"], load_train_config, SMALLEST),
+        (["sft"], load_sft_config, sft.SMALLEST),
+    ],
+)
+def test_without_settings_the_smallest_file_is_shown(call, load, smallest, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(call)
+    assert ended.value.code == 2
+    assert smallest.strip() in capsys.readouterr().err
+    written = tmp_path / "run.toml"
+    written.write_text(smallest)
+    load([written], [])
+    for line in re.findall(r"^\w+ = .*$", smallest, re.MULTILINE):
+        written.write_text(smallest.replace(line, ""))
+        with pytest.raises(ConfigError):
+            load([written], [])
 
 
 def test_help_shows_how_to_resume(capsys):

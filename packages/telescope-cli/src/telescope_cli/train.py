@@ -14,6 +14,27 @@ from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_core.settings.config import split_arguments
 
+SMALLEST = """\
+[run]
+name = "first"
+number_of_steps = 100
+
+[model]
+model = "Qwen/Qwen3-0.6B"
+
+[[environments]]
+name = "countdown"
+"""
+"""The smallest settings file of a run: what has no default."""
+
+
+def no_settings_file(call: str, smallest: str) -> ConfigError:
+    """Return the error for a command without the settings file that `call` names."""
+    return ConfigError(
+        f"expected a settings file, got none; write: telescope {call}\n\nThe smallest one holds "
+        f"what has no default, such as:\n\n{smallest}"
+    )
+
 
 def train_command(
     context: typer.Context,
@@ -83,9 +104,7 @@ def train_command(
             f"step N of RUN; got only {'--at' if fork is None else '--fork'}"
         )
     if not files and fork is None:
-        raise ConfigError(
-            "expected a settings file, got none; write: telescope train run.toml [--key value ...]"
-        )
+        raise no_settings_file("train run.toml [--key value ...]", SMALLEST)
     if resume or fork is not None:
         _require_one_beginning(flags, "--resume" if fork is None else "--fork")
     if resume:
