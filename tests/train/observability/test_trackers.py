@@ -385,6 +385,20 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(run: TrackedRun)
     assert other.ended == "finished"
 
 
+def test_a_tracker_that_ends_by_an_interrupt_of_its_own_is_said_too(run: TrackedRun):
+    """W&B raises it where the input for its question ends."""
+
+    def begin(run: TrackedRun) -> None:
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    failing = Failing()
+    failing.begin = begin  # type: ignore[method-assign]
+    Tracking({"one": failing}, run, warn=told.append).close("finished")
+    (text,) = told
+    assert "the tracker one is left out from now on: KeyboardInterrupt" in text
+
+
 def test_a_tracker_that_hangs_holds_up_nothing(run: TrackedRun, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tracking_module, "MOST_WAITING", 3)
     monkeypatch.setattr(tracking_module, "END_S", 0.05)

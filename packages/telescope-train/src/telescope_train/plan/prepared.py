@@ -27,6 +27,8 @@ from telescope_train.models.facts import (
     read_model_facts,
     tensor_problem,
 )
+from telescope_train.observability.trackers.logins import login_problem
+from telescope_train.observability.trackers.tracker import names_in_use
 from telescope_train.plan.checks.cluster import colocation_problems, weights_device_problems
 from telescope_train.plan.checks.config import max_tokens_problems
 from telescope_train.plan.checks.megatron import (
@@ -130,6 +132,10 @@ def prepare(config: TrainConfig) -> Prepared:
     environments = prepare_environments(config)
     problems += environments.problems
     problems += held_out_problems(config, environments.records)
+    section = config.observability
+    for name in names_in_use({"wandb": section.use_wandb}, section.trackers):
+        if problem := login_problem(name):
+            problems.append(f"observability: {problem}")
     inputs = inputs_of(
         config.model.model,
         chat_template=config.model.chat_template,

@@ -240,7 +240,7 @@ class _Tracked:
             work = self._next()
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises
+            except BaseException as error:  # noqa: BLE001 - also a prompt's end of input
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _next(self) -> Callable[[], None]:

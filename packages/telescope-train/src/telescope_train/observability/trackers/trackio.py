@@ -14,8 +14,10 @@ from typing import Any
 
 import trackio
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_core.records.rows import RolloutRow
+from telescope_train.observability.trackers.logins import login_problem
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 PROJECT = "telescope"
@@ -34,6 +36,8 @@ class Trackio:
 
     def begin(self, run: TrackedRun) -> None:
         """Start a run there, or continue the one of this folder."""
+        if problem := login_problem("trackio"):
+            raise ConfigError(problem)
         _print_to_log()
         identity = run.folder / IDENTITY
         known = read_json(identity) or {}

@@ -11,8 +11,10 @@ from typing import Any
 
 import wandb
 
+from telescope_core.base.errors import ConfigError
 from telescope_core.records.files import read_json, write_json
 from telescope_core.records.rows import RolloutRow
+from telescope_train.observability.trackers.logins import login_problem
 from telescope_train.observability.trackers.tracker import TrackedRun
 
 IDENTITY = "wandb.json"
@@ -35,6 +37,10 @@ class WeightsAndBiases:
 
     def begin(self, run: TrackedRun) -> None:
         """Start a W&B run, or continue the one of this folder."""
+        if problem := login_problem("wandb"):
+            raise ConfigError(problem)
+        # For the whole library, which still asks for a login if only the run is silent.
+        wandb.setup(wandb.Settings(silent=True))
         self._identity = run.folder / IDENTITY
         known = read_json(self._identity) or {}
         options = run.options
