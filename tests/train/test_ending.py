@@ -17,7 +17,7 @@ from telescope_core.errors import (
 )
 from telescope_core.records import RunFolder, RunState
 from telescope_core.records.room import room_for
-from telescope_train.backends.protocol import GpuMemoryError
+from telescope_train.backends.protocol import GpuMemoryError, TransferMemoryError
 from telescope_train.checkpoints.folders import CheckpointManifest, checkpoints_folder
 from telescope_train.config.schema import TrainConfig
 from telescope_train.ending import before_the_run, end_early
@@ -169,6 +169,38 @@ def test_a_gpu_without_memory_says_what_needs_less(config: TrainConfig, settings
     assert f"ran out of GPU memory; {advice}" in str(ended)
     assert ". The run ended at step 5; step 4 is saved in " in str(ended)
     assert folder.info().reason == "stopped: trainer rank 0 ran out of GPU memory"
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "set weight_broadcast_bucket_mb below 256, or set optimizer_cpu_offload = true, "),
+        ({"weights": {"weight_broadcast_bucket_mb": 0}}, "set optimizer_cpu_offload = true, "),
+        ({"weights": {"weight_transport": "gloo"}}, "set optimizer_cpu_offload = true, "),
+        ({"trainer": {"gradient_checkpointing": False}}, "set weight_broadcast_bucket_mb below "),
+        (
+            {
+                "trainer": {"train_backend": "megatron"},
+                "weights": {"weight_broadcast_free_grad_buffers": False},
+            },
+            "set weight_broadcast_free_grad_buffers = true, or set weight_broadcast_bucket_mb ",
+        ),
+        (
+            {"inference": {"colocate": "resident", "gpu_memory_utilization": 0.5}},
+            "set gpu_memory_utilization below 0.5, which leaves more to the trainer, or set weigh",
+        ),
+    ],
+)
+def test_an_update_of_weights_without_memory_names_what_it_needs(
+    config: TrainConfig, settings, advice
+) -> None:
+    changed = TrainConfig.model_validate(config.model_dump(exclude_unset=True) | settings)
+    full = TransferMemoryError.of("trainer rank 1", RuntimeError("full"))
+    ended = end_early(changed, begun(changed, saved=4), full)
+    assert isinstance(ended, TransferMemoryError)
+    assert f"{full}; {advice}" in str(ended)
+    for of_steps in ("gradient_checkpointing", "activation_memory_gib", "seq_len"):
+        assert of_steps not in str(ended)
 
 
 @pytest.mark.parametrize("error", [OSError("no such file"), NoRoomError("full"), TypeError("x")])

@@ -30,7 +30,7 @@ from tests.actors import Answering, Holder
 
 from telescope_core.errors import ConfigError, NoRoomError
 from telescope_core.records.logs import Logs
-from telescope_train.backends.protocol import GpuMemoryError, RankDiedError
+from telescope_train.backends.protocol import GpuMemoryError, RankDiedError, TransferMemoryError
 from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import stages
 from telescope_train.cluster.placement import Bundle
@@ -240,6 +240,7 @@ TOO_LARGE = torch.OutOfMemoryError(
             "capacity of 79.11 GiB of which 1.20 GiB is free$",
         ),
         (in_the_actor(torch.OutOfMemoryError("no room")), GpuMemoryError, "memory: no room$"),
+        (in_the_actor(TransferMemoryError("in use")), TransferMemoryError, "^in use$"),
         (in_the_actor(NoRoomError("full")), NoRoomError, "^full$"),
         (
             in_the_actor(PermissionError(errno.EACCES, "Permission denied", "/closed")),

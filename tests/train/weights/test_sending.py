@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.train.weights.conftest import CPU, Ends, equal, headers_of, odd_tensors
 
-from telescope_train.backends.protocol import TransferError
+from telescope_train.backends.protocol import TransferError, TransferMemoryError
 from telescope_train.backends.transfer import TensorHeader
 from telescope_train.cluster.ports import HeldPort
 from telescope_train.config.inference_section import WeightsSection
@@ -160,6 +160,44 @@ def test_a_sender_that_cannot_send_leaves_and_still_gathers(both, monkeypatch):
     with pytest.raises(TransferError, match="connection closed by peer"):
         sending.send()
     assert (Broken.closed, backend.rounds) == (1, 1)
+
+
+@LIVE
+def test_a_gpu_without_memory_is_no_receivers_doing(both, monkeypatch):
+    """A TransferError would end innocent servers, and be tried again."""
+    backend = Backend()
+    sending = rank(backend)
+
+    class Full:
+        closed = 0
+
+        def buffer(self, num_bytes: int) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 is.")
+
+        def close(self) -> None:
+            Full.closed += 1
+
+    monkeypatch.setattr(both.transport, "sender", lambda *_, **__: Full(), raising=False)
+    sending.connect(both.place, None)
+    with pytest.raises(TransferMemoryError, match=r"^trainer rank 0 .* 9 GiB. GPU 0 is$"):
+        sending.send()
+    assert (Full.closed, backend.rounds) == (1, 1), "it leaves, and gathers to the end"
+
+
+@LIVE
+def test_a_gpu_without_memory_is_told_at_joining_and_at_gathering_too(both, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(both.transport, "sender", full, raising=False)
+    backend = Backend()
+    with pytest.raises(TransferMemoryError, match="no room"):
+        rank(backend).connect(both.place, None)
+    monkeypatch.setattr(backend, "transfer_weights", full)
+    with pytest.raises(TransferMemoryError, match="no room"):
+        rank(backend).stage(both.place.wire, is_sender=False)
+    with pytest.raises(TransferMemoryError, match="no room"):
+        rank(backend).send()
 
 
 def test_page_locked_memory_is_asked_for_where_there_is_a_gpu(ends, monkeypatch):

@@ -21,9 +21,10 @@ from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
 from telescope_core.records.room import not_written
-from telescope_train.backends.protocol import GpuMemoryError
+from telescope_train.backends.protocol import GpuMemoryError, TransferMemoryError
 from telescope_train.checkpoints.folders import checkpoints_folder
 from telescope_train.checkpoints.resume import LATEST, newest_to_go_on
+from telescope_train.config.inference_section import STORED
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import smaller_rank
 
@@ -77,13 +78,35 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
         kind = ProcessDiedError if isinstance(error, ProcessDiedError) else type(error)
         return kind(f"{error}. {_ended(config, folder)}")
     if isinstance(error, GpuMemoryError):
-        trainer, megatron, inference = config.trainer, config.megatron, config.inference
-        advice = smaller_rank(trainer, megatron, shares_gpu=inference.shares_gpu, in_step=True)
+        in_transfer, inference = isinstance(error, TransferMemoryError), config.inference
+        advice = smaller_rank(
+            config.trainer,
+            config.megatron,
+            shares_gpu=inference.shares_gpu,
+            phase="transfer" if in_transfer else "step",
+        )
+        if in_transfer and (smaller := _smaller_transfer(config)):
+            advice = f"{smaller}, or {advice}"
         if inference.colocate == "resident":
             share = f"gpu_memory_utilization below {inference.gpu_memory_utilization:g}"
             advice = f"set {share}, which leaves more to the trainer, or {advice}"
-        return GpuMemoryError(f"{error}; {advice}. {_ended(config, folder)}")
+        return type(error)(f"{error}; {advice}. {_ended(config, folder)}")
     return error
+
+
+def _smaller_transfer(config: TrainConfig) -> str:
+    """Return the settings by which an update of weights alone needs less; "" if there are none."""
+    weights, size_mb = config.weights, config.weights.weight_broadcast_bucket_mb
+    found: list[str] = []
+    if (
+        config.trainer.train_backend == "megatron"
+        and not weights.weight_broadcast_free_grad_buffers
+    ):
+        found.append("set weight_broadcast_free_grad_buffers = true")
+    # Over TCP and in files, the buckets are in CPU memory.
+    if size_mb and weights.weight_transport not in ("gloo", *STORED):
+        found.append(f"set weight_broadcast_bucket_mb below {size_mb}")
+    return ", or ".join(found)
 
 
 def _ended(config: TrainConfig, folder: RunFolder) -> str:

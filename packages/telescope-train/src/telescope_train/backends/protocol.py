@@ -36,12 +36,21 @@ class RankDiedError(ProcessDiedError):
 class GpuMemoryError(TelescopeError):
     """A trainer rank needs more memory than its GPU has left."""
 
+    WHILE = ""
+    """Its work, where that decides what needs less memory."""
+
     @classmethod
     def of(cls, process: str, error: Exception) -> "GpuMemoryError":
         """Return what torch's `error` in `process` means."""
         # After two sentences of sizes come others about torch's allocator: they are in the log.
         sizes = ". ".join(str(error).split(". ")[1:3]) or str(error)
-        return cls(f"{process} ran out of GPU memory: {sizes.removesuffix('.')}")
+        return cls(f"{process} ran out of GPU memory{cls.WHILE}: {sizes.removesuffix('.')}")
+
+
+class TransferMemoryError(GpuMemoryError):
+    """The same in an update of weights, in which a rank holds no activations."""
+
+    WHILE = " while it gathered and sent weights"
 
 
 class TransferError(TelescopeError):

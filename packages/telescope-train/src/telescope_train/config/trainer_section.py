@@ -169,18 +169,19 @@ def smaller_rank(
     megatron: MegatronSection,
     *,
     shares_gpu: bool = False,
-    in_step: bool = False,
+    phase: Literal["plan", "step", "transfer"] = "plan",
 ) -> str:
     """Return the first unused setting that reduces the memory of a rank.
 
-    `shares_gpu`: whether a server is on its GPU. `in_step`: whether it ran out of memory in a step,
-    where "auto" may have kept too many activations.
+    `shares_gpu`: whether a server is on its GPU. `phase`: when it ran out of memory, or will; in a
+    step "auto" may have kept too many activations, and in a transfer of weights there are none.
     """
+    has_activations = phase != "transfer"
     if trainer.train_backend == "megatron":
-        return _smaller_megatron_rank(megatron)
-    if in_step and trainer.gradient_checkpointing == "auto":
+        return _smaller_megatron_rank(megatron, has_activations=has_activations)
+    if phase == "step" and trainer.gradient_checkpointing == "auto":
         return "set activation_memory_gib, or gradient_checkpointing = true"
-    if trainer.gradient_checkpointing in (False, "selective"):
+    if has_activations and trainer.gradient_checkpointing in (False, "selective"):
         return "set gradient_checkpointing = true"
     offloads = trainer.optimizer_cpu_offload or trainer.fsdp_cpu_offload
     if not trainer.use_lora and trainer.optimizer == "adamw" and not offloads:
@@ -190,19 +191,20 @@ def smaller_rank(
         )
     if not trainer.fsdp_cpu_offload:
         return "set fsdp_cpu_offload = true, which keeps the training state in CPU memory"
-    if not shares_gpu:
-        return "raise trainer_num_workers, or lower seq_len"
-    return "lower seq_len, or use a GPU for each"
+    other = "use a GPU for each" if shares_gpu else "raise trainer_num_workers"
+    if not has_activations:
+        return other
+    return f"lower seq_len, or {other}" if shares_gpu else f"{other}, or lower seq_len"
 
 
-def _smaller_megatron_rank(section: MegatronSection) -> str:
-    if not section.megatron_gradient_checkpointing:
+def _smaller_megatron_rank(section: MegatronSection, *, has_activations: bool) -> str:
+    if has_activations and not section.megatron_gradient_checkpointing:
         return "set megatron_gradient_checkpointing = true"
     if not section.megatron_use_distributed_optimizer:
         return "set megatron_use_distributed_optimizer = true"
     more = (
         "raise megatron_tensor_parallel_size or megatron_pipeline_parallel_size, and "
-        "trainer_num_workers with it, or lower seq_len"
+        f"trainer_num_workers with it{', or lower seq_len' if has_activations else ''}"
     )
     if section.megatron_optimizer_cpu_offload:
         return more

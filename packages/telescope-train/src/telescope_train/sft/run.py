@@ -178,7 +178,7 @@ def _advising_on_room(config: SftConfig) -> Iterator[None]:
     except (GpuMemoryError, torch.OutOfMemoryError) as error:
         is_told = isinstance(error, GpuMemoryError)
         told = error if is_told else GpuMemoryError.of("the trainer", error)
-        advice = smaller_rank(trainer_section(config), config.megatron, in_step=True)
+        advice = smaller_rank(trainer_section(config), config.megatron, phase="step")
         raise GpuMemoryError(ended_text(config, f"{told}; {advice}")) from None
 
 

@@ -4,12 +4,14 @@ Every rank goes through all weights together, even after sending has failed: a r
 would leave the others waiting in the middle of a gather.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-from telescope_train.backends.protocol import TransferError
+from telescope_train.backends.protocol import TransferError, TransferMemoryError
 from telescope_train.backends.trainer_backend import TrainerBackend
 from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.cluster.ports import HeldPort
@@ -32,6 +34,16 @@ class _Staged:
     buckets: list[tuple[Bucket, torch.Tensor]]
     """Buckets in the CPU memory of rank 0; none on other ranks, or if servers read files."""
     digests: Digests
+
+
+@contextmanager
+def _telling_memory() -> Generator[None, None, None]:
+    """Raise TransferMemoryError where the GPU of this rank has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        raise TransferMemoryError.of(f"trainer rank {rank}", error) from error
 
 
 class WeightSending:
@@ -68,6 +80,7 @@ class WeightSending:
         """Return the headers of the tensors, in the order of sending. Nothing is gathered."""
         return list(self._backend.transfer_headers())
 
+    @_telling_memory()
     def stage(self, wire: Wire, *, is_sender: bool) -> None:
         """Gather all weights in CPU memory, or in files for servers; every rank calls it.
 
@@ -88,6 +101,7 @@ class WeightSending:
             self._exhaust(weights)
         self._staged = _Staged(held, digests)
 
+    @_telling_memory()
     def connect(self, place: Place, wait_s: float | None) -> None:
         """Open this end; returns when all servers have joined, if the transport needs that.
 
@@ -97,6 +111,8 @@ class WeightSending:
         try:
             self._sender = self._open(place, wait_s)
         except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             raise TransferError(f"not all inference servers have joined: {error}") from error
         self._wire = place.wire
 
@@ -108,6 +124,7 @@ class WeightSending:
             wait_s=wait_s,
         )
 
+    @_telling_memory()
     def send(self) -> str:
         """Send all weights to all servers; returns their digest, or "" on ranks other than 0.
 
@@ -124,6 +141,8 @@ class WeightSending:
             return self._sent.whole()
         except RuntimeError as error:
             self.leave()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise  # no receiver is to blame, and another try would end alike
             raise TransferError(f"the weights could not be sent: {error}") from error
         except BaseException:
             # Without this end, the servers that still wait in the transfer give up at once.
