@@ -17,6 +17,7 @@ from telescope_train.plan.gpus import (
     gpu_problems,
     num_gpus_needed,
     share_of_rank,
+    shared_memory_note,
 )
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import (
@@ -332,6 +333,26 @@ def test_only_gpus_that_this_process_may_use_count(monkeypatch, tmp_path, shown,
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert machine_gpus() == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_note"),
+    [
+        ([], True),
+        (["--weight_transport", "gloo"], False),
+        (["--weight_transport", "gloo", "--trainer_num_workers", "2"], True),
+        (["--weight_transport", "disk", "--inference_tensor_parallel_size", "2"], True),
+        (SHARED, False),
+    ],
+)
+def test_little_shared_memory_is_told_where_nccl_connects_gpus(flags, has_note):
+    def note(size: int | None) -> str | None:
+        return shared_memory_note(config(*flags), size)
+
+    assert (note(64 * 2**20) is not None) is has_note
+    assert not has_note or "/dev/shm has 64 MiB" in (note(64 * 2**20) or "")
+    assert note(2**30) is None
+    assert note(None) is None
 
 
 def test_what_a_server_takes_is_what_its_parts_are():

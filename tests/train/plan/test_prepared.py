@@ -21,6 +21,7 @@ from telescope_train.checkpoints.sampler_state import write_sampler_state
 from telescope_train.cluster.ports import port_problems
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import read_model_facts
+from telescope_train.plan import prepared as prepared_module
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.prepared import prepare
 from telescope_train.rollouts.sampled import SamplerState
@@ -228,3 +229,16 @@ def test_how_turns_end_is_known_before_anything_starts(tmp_path, tiny):
     prepared = prepare(load_train_config([], flags))
     assert prepared.problems == ()
     assert [note for note in prepared.notes if "does not learn to stop" in note]
+
+
+def test_little_shared_memory_of_a_machine_with_gpus_is_a_note(tmp_path, monkeypatch):
+    for name, found in (
+        ("machine_device", "cuda"),
+        ("machine_gpus", [80 * 2**30] * 2),
+        ("shared_memory_bytes", 64 * 2**20),
+    ):
+        monkeypatch.setattr(prepared_module, name, lambda found=found: found)
+    config = load_train_config([], settings(tmp_path, tmp_path / "none"))
+    prepared = prepare(config)
+    assert [note for note in prepared.notes if "/dev/shm has 64 MiB" in note]
+    assert not [one for one in prepared.problems if "/dev/shm" in one]

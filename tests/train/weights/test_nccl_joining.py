@@ -35,6 +35,23 @@ def test_who_joins_in_time_has_joined_and_an_error_is_its_own():
         join_within(60.0, refused, abort=never)
 
 
+def test_an_error_of_nccl_says_what_to_do_and_others_stay(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    error = RuntimeError("NCCL error: unhandled system error")
+
+    def broadcast(*_: object, **__: object) -> None:
+        raise error
+
+    member = Communicator.__new__(Communicator)
+    member._communicator = SimpleNamespace(broadcast=broadcast)
+    with pytest.raises(RuntimeError, match=r"^NCCL error: unhandled system error; .*NCCL_DEBUG"):
+        member.broadcast(torch.zeros(1))
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        member.broadcast(torch.zeros(1))
+    assert caught.value is error
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_who_fails_otherwise_has_not_joined():
     def broken() -> None:
@@ -58,8 +75,10 @@ def test_what_is_aborted_is_the_group_as_far_as_it_has_come():
 
 
 @pytest.mark.engine
-def test_a_member_that_has_no_nccl_does_not_join():
+def test_a_member_that_has_no_nccl_does_not_join(tmp_path, monkeypatch):
     """vLLM's communicator is silent then, and digests would tell that wrong weights arrived."""
+    # A CUDA build of torch brings NCCL with it, on any machine.
+    monkeypatch.setenv("VLLM_NCCL_SO_PATH", str(tmp_path / "libnccl.so.2"))
     place = Place(wire=Wire(transport="nccl"), host="127.0.0.1", port=free_port(), world_size=2)
     join = partial(Communicator, place, device=torch.device("cpu"))
     with ThreadPoolExecutor(2) as threads:

@@ -60,6 +60,15 @@ def machine_gpus() -> list[int]:
     ]
 
 
+def shared_memory_bytes() -> int | None:
+    """Return the size of the shared memory of this machine, or container; None = not known."""
+    try:
+        found = os.statvfs(DEVICES / "shm")
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
 def _sizes_of_gpus() -> list[int]:
     try:
         import pynvml

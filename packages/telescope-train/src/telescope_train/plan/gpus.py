@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from telescope_train.config.fields import decided, was_set
+from telescope_train.config.inference_section import STORED
 from telescope_train.config.schema import TrainConfig
 from telescope_train.config.trainer_section import smaller_rank
 from telescope_train.models.facts import ModelFacts
@@ -21,6 +22,9 @@ from telescope_train.plan.memory import (
 
 CONTEXT_BYTES = 2 * 2**30
 """Memory of CUDA, NCCL, kernels and captured graphs in each process: 1 to 2 GiB."""
+
+NCCL_BYTES = 2**30
+"""Shared memory that NVIDIA advises for NCCL in a container."""
 
 
 def num_gpus_needed(config: TrainConfig) -> int:
@@ -79,6 +83,22 @@ def share_of_rank(config: TrainConfig, gpus: Sequence[int]) -> float:
         return 1.0
     context = CONTEXT_BYTES / min(gpus) if gpus and all(gpus) else 0.0
     return max(0.01, 1 - config.inference.gpu_memory_utilization - context)
+
+
+def shared_memory_note(config: TrainConfig, shared_bytes: int | None) -> str | None:
+    """Return what to know if NCCL has little shared memory on this machine, whose GPUs it connects.
+
+    `shared_bytes`: size of `/dev/shm`; None = unknown.
+    """
+    processes = config.trainer.trainer_num_workers, config.inference.processes_per_server
+    without = config.weights.weight_transport in ("gloo", *STORED) or config.inference.shares_gpu
+    if shared_bytes is None or shared_bytes >= NCCL_BYTES or (processes == (1, 1) and without):
+        return None
+    return (
+        f"/dev/shm has {shared_bytes / 2**20:.0f} MiB, and NCCL, which connects GPUs through it, "
+        "does not start where it has too little: give a container 1 GiB or more (--shm-size=16g, "
+        "or --ipc=host)"
+    )
 
 
 def gpu_problems(

@@ -19,7 +19,13 @@ from telescope_train.cluster.ports import port_problems
 from telescope_train.config.fields import sorted_out, unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import CPU_HEAD_SIZES
-from telescope_train.models.device import Device, compute_dtype, machine_device, machine_gpus
+from telescope_train.models.device import (
+    Device,
+    compute_dtype,
+    machine_device,
+    machine_gpus,
+    shared_memory_bytes,
+)
 from telescope_train.models.facts import (
     UNKNOWN_FACTS,
     ModelFacts,
@@ -42,7 +48,7 @@ from telescope_train.plan.checks.trainer import (
     routing_model_problems,
     shared_rows_problem,
 )
-from telescope_train.plan.gpus import colocated, gpu_problems
+from telescope_train.plan.gpus import colocated, gpu_problems, shared_memory_note
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.environments import RunEnvironments, prepare_environments
 from telescope_train.rollouts.held_out import held_out_problems
@@ -71,7 +77,7 @@ class Prepared:
     redundant: tuple[str, ...] = ()
     """Settings that were given without effect on this device, each with its value."""
     notes: tuple[str, ...] = ()
-    """Remarks on the files of the model, for people who train it."""
+    """Remarks on the files of the model, and on this machine."""
 
     @property
     def dtype(self) -> str:
@@ -149,6 +155,8 @@ def prepare(config: TrainConfig) -> Prepared:
     if config.ray.ray_address is None:
         if device == "cuda":
             problems += gpu_problems(config, facts, limit, gpus)
+            if note := shared_memory_note(config, shared_memory_bytes()):
+                look = look._replace(notes=(*look.notes, note))
         problems += port_problems(config)
         problems += _device_problems(config, facts, device)
     found = sorted_out(problems)

@@ -6,8 +6,8 @@ The parts that need a GPU are behind `Fabric`, so a test without one replaces on
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,10 @@ from telescope_train.weights.transport import JOIN_DEADLINE_S, TRANSFER_DEADLINE
 _POLL_S = 0.001
 _ASK_EVERY_S = 0.5
 """Seconds between two questions to the store, each of which is a message to rank 0."""
+_ADVICE = (
+    "NCCL says why with NCCL_DEBUG=INFO; NCCL_P2P_DISABLE=1 helps where GPUs of one machine cannot "
+    "reach each other, and weight_transport = 'gloo' sends weights without NCCL"
+)
 _LEFT = "telescope-has-left"  # the key that rank 0 sets in the store as it leaves
 
 
@@ -74,7 +78,7 @@ class Communicator:
             self._communicator: Any = PyNcclCommunicator.__new__(PyNcclCommunicator)
             join_within(
                 limit_s,
-                lambda: self._communicator.__init__(group, device=device),
+                _advised()(lambda: self._communicator.__init__(group, device=device)),
                 abort=self._abort_joining,
             )
         if self._communicator.disabled:  # it would send nothing, without a word
@@ -87,7 +91,8 @@ class Communicator:
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Queue one broadcast from rank 0."""
-        self._communicator.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+        with _advised():
+            self._communicator.broadcast(flat, src=0, stream=torch.cuda.current_stream())
 
     def reached(self) -> Callable[[], bool]:
         """Return a function that says whether all work queued up to now is done."""
@@ -108,6 +113,17 @@ class Communicator:
             with suppress(RuntimeError):
                 self._store.set(_LEFT, "")
         self._communicator.destroy()
+
+
+@contextmanager
+def _advised() -> Generator[None, None, None]:
+    """Add to an error of NCCL, which is one of a few words, what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error).startswith("NCCL error"):
+            raise RuntimeError(f"{error}; {_ADVICE}") from error
+        raise
 
 
 def join_within(limit_s: float, join: Callable[[], None], *, abort: Callable[[], None]) -> None:
@@ -132,8 +148,8 @@ def join_within(limit_s: float, join: Callable[[], None], *, abort: Callable[[],
     if thread.is_alive():
         abort()
         raise RuntimeError(
-            f"NCCL did not connect all members within {limit_s:g} s after they had met; one of "
-            "them has probably died"
+            f"NCCL did not connect all members within {limit_s:g} s after they had met: one of "
+            f"them has died, or cannot reach another; {_ADVICE}"
         )
     if not outcome:
         raise RuntimeError("joining over NCCL has failed; the error is in this process's log")
@@ -175,7 +191,10 @@ class _End:
         while not reached():
             now_s = time.monotonic()
             if now_s > give_up_s:
-                raise RuntimeError(f"a broadcast over NCCL did not end within {self._wait_s:g} s")
+                raise RuntimeError(
+                    f"a broadcast over NCCL did not end within {self._wait_s:g} s: another "
+                    f"member takes no part, or cannot be reached; {_ADVICE}"
+                )
             if now_s > ask_s:
                 if self._fabric.is_left():
                     raise RuntimeError("trainer rank 0 has left in the middle of a transfer")
