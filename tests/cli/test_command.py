@@ -271,7 +271,7 @@ def caused_by(cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "facts"),
     [
-        (MemoryError(), ("no memory is left", "ulimit -v")),
+        (MemoryError(), ("no memory is left", "in training: max_open_rollouts", "ulimit -v")),
         (MemoryError("Unable to allocate 9 GiB"), ("Unable to allocate 9 GiB", "no memory is")),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), ("no memory is left",)),
         (caused_by(MemoryError()), ("sums cannot be loaded", "no memory is left")),

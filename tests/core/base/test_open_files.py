@@ -57,6 +57,8 @@ def test_more_rollouts_than_can_be_open_are_refused_with_the_number_that_can(lim
 def test_only_a_lack_of_descriptors_has_this_advice(limits):
     assert "(1024); raise the limit with ulimit -n" in advice_for(OSError(errno.EMFILE, "no"))
     assert "fs.file-max" in advice_for(OSError(errno.ENFILE, "no"))
+    for code in (errno.EMFILE, errno.ENFILE):
+        assert "(in training: max_open_rollouts)" in advice_for(OSError(code, "no"))
     assert not advice_for(OSError(errno.ENOENT, "no"))
     assert not advice_for(ValueError("no"))
 

@@ -205,8 +205,9 @@ def _lack_behind(error: BaseException) -> str:
         code = cause.errno if isinstance(cause, OSError) else None
         if isinstance(cause, MemoryError) or code == errno.ENOMEM:
             return (
-                "no memory is left that this process may use: lower --concurrency or what it holds "
-                "at once, end other programs, or raise the limit (ulimit -v, or the container's)"
+                "no memory is left that this process may use: lower --concurrency (in training: "
+                "max_open_rollouts) or what it holds at once, end other programs, or raise the "
+                "limit (ulimit -v, or the container's)"
             )
         # Python has no type of its own for it.
         if isinstance(cause, RuntimeError) and str(cause) == "can't start new thread":

@@ -14,6 +14,8 @@ from telescope_core.base.errors import ConfigError
 
 _ENOUGH = 65_536
 """Raised beyond this only on demand: some programs look at every descriptor they may have."""
+_AT_ONCE = "--concurrency (in training: max_open_rollouts)"
+"""What bounds the rollouts that a command plays at once, as its user spells it."""
 _RESERVE = 128
 """Descriptors for all but the rollouts: files, libraries, environment processes."""
 
@@ -53,12 +55,12 @@ def advice_for(error: BaseException) -> str:
         limit = _number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         return (
             f"this process has as many files and connections open as it may ({limit}); raise the "
-            "limit with ulimit -n, or lower --concurrency"
+            f"limit with ulimit -n, or lower {_AT_ONCE}"
         )
     if code == errno.ENFILE:
         return (
             "all processes of this machine together have as many files and connections open as "
-            "they may (fs.file-max); end others, raise that limit, or lower --concurrency"
+            f"they may (fs.file-max); end others, raise that limit, or lower {_AT_ONCE}"
         )
     return ""
 
