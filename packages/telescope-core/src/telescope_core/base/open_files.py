@@ -14,8 +14,7 @@ from telescope_core.base.errors import ConfigError
 
 _ENOUGH = 65_536
 """Raised beyond this only on demand: some programs look at every descriptor they may have."""
-_AT_ONCE = "--concurrency (in training: max_open_rollouts)"
-"""What bounds the rollouts that a command plays at once, as its user spells it."""
+_LIMIT = "--concurrency (in training: max_open_rollouts)"
 _RESERVE = 128
 """Descriptors for all but the rollouts: files, libraries, environment processes."""
 
@@ -55,12 +54,12 @@ def advice_for(error: BaseException) -> str:
         limit = _number(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         return (
             f"this process has as many files and connections open as it may ({limit}); raise the "
-            f"limit with ulimit -n, or lower {_AT_ONCE}"
+            f"limit with ulimit -n, or lower {_LIMIT}"
         )
     if code == errno.ENFILE:
         return (
             "all processes of this machine together have as many files and connections open as "
-            f"they may (fs.file-max); end others, raise that limit, or lower {_AT_ONCE}"
+            f"they may (fs.file-max); end others, raise that limit, or lower {_LIMIT}"
         )
     return ""
 
