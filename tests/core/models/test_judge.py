@@ -33,6 +33,7 @@ from telescope_core.environments.tool_calls import answer_in, without_results
 from telescope_core.errors import ConfigError, EnvironmentLoadError, JudgeError
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.judge import Judge, JudgeConfig, JudgedEnvironment, RankedEnvironment
+from telescope_core.matches import OpponentConfig
 from telescope_core.scripted import ScriptedClient
 from telescope_core.types import Group, Message, StopReason
 from telescope_core.user_simulator import UserSimulator, UserSimulatorConfig
@@ -211,8 +212,31 @@ async def test_a_judge_that_is_not_named_is_asked_for_by_its_own_option():
         client = essay(endpoint.url, model="")
         rollout = await play(client)
         await client.close()
+    assert rollout.status_reason == "UnplayableError", "no other rollout would find it"
     assert "serves 2 models (grader, other)" in rollout.error
     assert "name the one you mean with --env.judge.model" in rollout.error
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9/v1", "http://bob:hunter2@127.0.0.1:9/v1"])
+async def test_an_address_that_no_judge_can_have_ends_everything(url, monkeypatch):
+    monkeypatch.setenv("ESSAY_JUDGE_KEY", "a key beside the user in the address")
+    client = essay(url, api_key_env="ESSAY_JUDGE_KEY")
+    rollout = await play(client)
+    await client.close()
+    assert rollout.status_reason == "UnplayableError"
+    assert "judge grader" in rollout.error
+    assert "hunter2" not in rollout.error
+
+
+@pytest.mark.parametrize("settings", [JudgeConfig, UserSimulatorConfig, OpponentConfig])
+def test_no_helper_model_has_a_temperature_below_zero(settings):
+    with pytest.raises(ValueError, match="temperature"):
+        settings(temperature=-0.5)
+
+
+def test_the_text_that_ends_a_conversation_is_not_one_that_every_reply_has():
+    with pytest.raises(ValueError, match="done_text"):
+        UserSimulatorConfig(done_text="")
 
 
 NO_TEMPERATURE = '{"error": {"message": "\'temperature\' is not supported with this model"}}'

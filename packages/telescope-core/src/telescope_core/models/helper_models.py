@@ -13,6 +13,7 @@ from pydantic import Field
 
 from telescope_core.base.errors import (
     NOTHING_SPENT,
+    ConfigError,
     EndpointAccessError,
     EndpointError,
     JudgeError,
@@ -31,6 +32,7 @@ from telescope_core.environments.usage import count, count_unknown, remark, requ
 from telescope_core.parsers import without_thinking
 
 Result = TypeVar("Result")
+Temperature = Annotated[float, Field(ge=0)]
 _MILLION = 1_000_000
 
 
@@ -43,7 +45,7 @@ class HelperModelConfig(Settings):
     """Name of the model at the endpoint; empty = the only one it serves."""
     api_key_env: str = ""
     """Environment variable that holds the API key; must be one of the environment's `secrets`."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Temperature = 0.0
     """0 = greedy. Unless it is set, it is left out at an endpoint that refuses it."""
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Most tokens of one answer."""
@@ -164,6 +166,9 @@ class HelperModel:
             client = self._opened()
             try:
                 completion = await self._counted(client.complete(messages, sampling))
+            except ConfigError as error:
+                # Which of several models is meant is a matter of the settings.
+                raise UnplayableError(f"{self._where}: {error}") from error
             except EndpointAccessError as error:
                 raise EndpointAccessError(f"{self._where}: {error}") from error
             except EndpointError as error:
@@ -203,10 +208,6 @@ class HelperModel:
             cost = prompt_tokens * config.prompt_price + tokens * config.completion_price
             count(f"{self._role}/cost", cost / _MILLION)
 
-    def _api_key(self) -> ApiKey:
-        variable = self._config.api_key_env
-        return ApiKey(self._owner.secret(variable) if variable else "", variable)
-
     def _opened(self) -> ChatClient:
         if self._client is None:
             config = self._config
@@ -216,17 +217,22 @@ class HelperModel:
                     f"the {self._role} has no base_url; set it, for example with "
                     f"{option}.base_url http://127.0.0.1:8001/v1"
                 )
-            self._client = ChatClient(
-                config.base_url,
-                config.model or None,
-                api_key=self._api_key(),
-                # The default must not keep models out that take no temperature.
-                optional=() if "temperature" in config.model_fields_set else ("temperature",),
-                limits=RequestLimits(
-                    request_timeout_s=config.request_timeout_s,
-                    retry_budget_s=config.retry_budget_s,
-                ),
-            )
+            variable = config.api_key_env
+            key = ApiKey(self._owner.secret(variable) if variable else "", variable)
+            try:
+                self._client = ChatClient(
+                    config.base_url,
+                    config.model or None,
+                    api_key=key,
+                    # The default must not keep models out that take no temperature.
+                    optional=() if "temperature" in config.model_fields_set else ("temperature",),
+                    limits=RequestLimits(
+                        request_timeout_s=config.request_timeout_s,
+                        retry_budget_s=config.retry_budget_s,
+                    ),
+                )
+            except ConfigError as error:
+                raise UnplayableError(f"{self._where}: {error}; see {option}") from error
             self._client.options = Options(
                 model=f"{option}.model", api_key_env=f"{option}.api_key_env"
             )
@@ -246,8 +252,8 @@ _BEGIN = Message(role="user", content="(The assistant is listening. Begin.)")
 class UserSimulatorConfig(HelperModelConfig):
     """Settings of the user model; the field `user` of a Config gets `--env.user.x` flags."""
 
-    temperature: float = 0.7
-    done_text: str = "[DONE]"
+    temperature: Temperature = 0.7
+    done_text: Annotated[str, Field(min_length=1)] = "[DONE]"
     """Text with which the simulated user ends the conversation."""
 
 

@@ -40,7 +40,7 @@ from telescope_core.environments.episode import Episode
 from telescope_core.environments.outcomes import finite
 from telescope_core.environments.settings import EnvironmentConfig
 from telescope_core.gateway.request import OLDER_VERSION
-from telescope_core.models.helper_models import HelperModel, HelperModelConfig
+from telescope_core.models.helper_models import HelperModel, HelperModelConfig, Temperature
 
 OTHERS = "others"
 """Stands for every seat but one in the setting `opponents`."""
@@ -52,7 +52,7 @@ _UNTIL_ITS_ROLLOUT_ENDS_S = 30 * 24 * 3600.0
 class OpponentConfig(HelperModelConfig):
     """Settings of a model that plays against the policy."""
 
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     older_version: bool = False
     """Let an older version of the policy play, in place of a model at an endpoint. Training runs
     have them with `opponent_num_servers`; they are sampled as the policy is."""
