@@ -18,7 +18,7 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.playing.rollout import score_group
 from telescope_core.records import RunFolder, RunState, row_of
 from telescope_core.scripted import ScriptedClient
-from telescope_core.types import Group, RolloutStatus, Sampling, Split
+from telescope_core.types import Group, RolloutStatus, Sampling, Split, TurnInfo
 
 ENVIRONMENT = '''
 import asyncio
@@ -28,6 +28,7 @@ from telescope_core import (
     EnvironmentConfig, Example, MultiTurnEnvironment, SingleTurnEnvironment, group_reward, metric,
     reward,
 )
+from telescope_core.environments.usage import count, remark
 from telescope_core.judge import Judge, JudgeConfig
 
 
@@ -74,6 +75,26 @@ class Judged(Mended):
     @reward(weight=0.1)
     async def short(self, rollout, example):
         return (await self.judge.score(rollout, example, rubric="short")).score
+
+
+class Remarking(Sums):
+    """Its grader notes what it found, as judges do."""
+
+    said = "then"
+
+    @reward(weight=0.1)
+    def short(self, completion):
+        count("judge/calls", 2.0)
+        remark("judge", self.said)
+        return float(len(completion) < 4)
+
+
+class RemarkingAnew(Remarking):
+    said = "now"
+
+    @reward(weight=0.1)
+    def short(self, completion):
+        return {1: 1.0, 2: 1.0}[len(completion)] * super().short(completion)
 
 
 class Others(Mended):
@@ -342,6 +363,24 @@ def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     assert "--resume" not in said
 
 
+def test_notes_and_costs_of_the_new_grades_are_with_them(place):
+    run = save_run("Remarking", [[["0"], ["nine"]]], steps=1)
+    run.write_rollouts(
+        1,
+        [
+            replace(row, info=(TurnInfo(turn=0, key="own", value="kept"), *row.info))
+            for row in run.rollouts([1])
+        ],
+    )
+    assert rescore("r", "--env", "sums_env:RemarkingAnew", "--output", "out") == 0
+    graded, failed = EvalFolder(Path("out")).rows()
+    assert [(one.key, one.value) for one in graded.info] == [("own", "kept"), ("judge", "now")]
+    assert graded.metrics["judge/calls"] == 2.0
+    # Its part raised before it noted anything.
+    assert failed.reward is None
+    assert [one.value for one in failed.info] == ["kept", "then"]
+
+
 PLAYED = EvalSettings(
     num_examples=6,
     rollouts=2,
@@ -391,6 +430,26 @@ def test_the_rescore_of_an_eval_has_all_of_its_settings(place, has_result):
     }
     assert set(graded.pass_at) == set(graded.pass_all) == {1, 2}
     assert compare_results(played, graded).setting_changes == ()
+
+
+def test_an_eval_and_its_rescore_have_the_same_rollouts_and_are_compared(place, capsys):
+    save_eval(has_result=True)
+    assert rescore("played", "--env", "sums_env:Mended", "--output", "out") == 0
+    lines = Path("out/rollouts.jsonl").read_text().replace("nine", "nein")
+    shutil.copytree("out", "others")
+    Path("others/rollouts.jsonl").write_text(lines)
+
+    def compared(other):
+        with pytest.raises(SystemExit):
+            cli.main(["eval", "compare", "played", other, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    capsys.readouterr()
+    found = compared("out")
+    assert found["is_graded_again"]
+    assert found["code_changes"]
+    assert {one["is_comparable"] for one in found["differences"]} == {True}
+    assert {one["is_comparable"] for one in compared("others")["differences"]} == {False}
 
 
 def test_the_rescore_of_a_run_has_its_sampling(place):

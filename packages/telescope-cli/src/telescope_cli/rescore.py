@@ -50,6 +50,7 @@ from telescope_core.base.types import (
     RolloutStatus,
     Sampling,
     Split,
+    TurnInfo,
 )
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalSettings
@@ -315,28 +316,34 @@ async def _grade(request: _Request, output: Path | None, recording: ExitStack) -
 
 def _new_row(one: Graded) -> RolloutRow:
     """Return the row with its new reward; without one, a failed rollout with the reason."""
-    if one.rollout is None or one.rollout.reward is None:
+    row = replace(one.row, reward=None, rewards={}, advantage=None)
+    if one.rollout is not None:
+        row = replace(
+            row,
+            reward=one.rollout.reward,
+            rewards=one.rollout.rewards,
+            metrics={**row.metrics, **one.rollout.metrics},
+            golden_answers=one.rollout.golden_answers or row.golden_answers,
+            info=_notes(row.info, one.rollout.info),
+        )
+    if row.reward is None:
         reason = one.why_not or "; ".join(f"{part}: {why}" for part, why in one.left_out.items())
         return replace(
-            one.row,
+            row,
             status=RolloutStatus.FAILED,
             status_reason=one.rollout.status_reason if one.rollout else "NotGradedError",
             error=one.error or reason,
-            reward=None,
-            rewards={} if one.rollout is None else one.rollout.rewards,
-            advantage=None,
         )
-    return replace(
-        one.row,
-        status=RolloutStatus.KEPT,
-        status_reason="",
-        error=None,
-        reward=one.rollout.reward,
-        rewards=one.rollout.rewards,
-        metrics={**one.row.metrics, **one.rollout.metrics},
-        golden_answers=one.rollout.golden_answers or one.row.golden_answers,
-        advantage=None,
-    )
+    return replace(row, status=RolloutStatus.KEPT, status_reason="", error=None)
+
+
+def _notes(saved: tuple[TurnInfo, ...], graded: tuple[TurnInfo, ...]) -> tuple[TurnInfo, ...]:
+    """Return the saved notes, but of what has been noted anew, such as a verdict, the new ones.
+
+    `graded` begins with the saved notes, unless the rollout was played again.
+    """
+    new = graded[len(saved) :] if graded[: len(saved)] == saved else graded
+    return (*(one for one in saved if one.key not in {note.key for note in new}), *new)
 
 
 def _finish(

@@ -36,7 +36,7 @@ def compare_command(
       telescope eval compare runs/r1/evals/countdown-before runs/r1/evals/countdown-after
     """
     results = [_result(path) for path in (before, after)]
-    comparison = compare_results(*results)
+    comparison = compare_results(*results, is_graded_again=_is_graded_again(before, after))
     if as_json:
         typer.echo(json.dumps(plain(comparison_to_json(comparison)), indent=2))
         return
@@ -89,6 +89,19 @@ def difference_cells(one: Difference) -> list[str]:
         str(one.num_tasks),
         "-" if one.detectable is None else f"{one.detectable:{style}}",
     ]
+
+
+def _is_graded_again(*paths: Path) -> bool:
+    """Return whether one of two evals is a rescore of the other: its rollouts are the same."""
+    folders = [EvalFolder(path) for path in paths]
+    if not any(one.info() and "rescored" in one.manifest() for one in folders):
+        return False
+    old, new = (
+        {(row.group_id, row.index): row.messages for row in one.rows(pictures_of=())}
+        for one in folders
+    )
+    shared = old.keys() & new.keys()
+    return bool(shared) and all(old[key] == new[key] for key in shared)
 
 
 def _result(path: Path) -> EvalResult:

@@ -112,6 +112,8 @@ class Comparison:
     """Differences in the environment's code."""
     setting_changes: tuple[str, ...] = ()
     """Differences in how the rollouts were played, apart from their number."""
+    is_graded_again: bool = False
+    """Whether both have the same rollouts, graded with different code."""
 
     @property
     def main(self) -> Difference:
@@ -119,8 +121,13 @@ class Comparison:
         return self.differences[0]
 
 
-def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
-    """Compare two evals task by task; raises ConfigError when they have no example in common."""
+def compare_results(
+    before: EvalResult, after: EvalResult, *, is_graded_again: bool = False
+) -> Comparison:
+    """Compare two evals task by task; raises ConfigError when they have no example in common.
+
+    `is_graded_again`: whether one has the rollouts of the other, graded with different code.
+    """
     old, new = _scored(before), _scored(after)
     shared = [task_id for task_id in old if task_id in new]
     for result, scored in ((before, old), (after, new)):
@@ -140,13 +147,14 @@ def compare_results(before: EvalResult, after: EvalResult) -> Comparison:
     code = _code_changes(before, after)
     found = _differences(before, after, pairs)
     return Comparison(
-        differences=tuple(replace(one, is_comparable=not code) for one in found),
+        differences=tuple(replace(one, is_comparable=is_graded_again or not code) for one in found),
         before=_compared(before),
         after=_compared(after),
         num_only_before=len(old) - len(shared),
         num_only_after=len(new) - len(shared),
         code_changes=code,
         setting_changes=tuple(_setting_changes(before, after)),
+        is_graded_again=is_graded_again,
     )
 
 

@@ -79,10 +79,14 @@ def cautions(comparison: Comparison) -> list[str]:
         shown = ", ".join(comparison.code_changes[:_MOST_CHANGES])
         rest = len(comparison.code_changes) - _MOST_CHANGES
         more = f" and {rest} more" if rest > 0 else ""
-        found.append(
-            "The two results are not comparable, because the environment's code changed in "
-            f"between: {shown}{more}."
+        why = (
+            "The rollouts of both are the same, so that what differs is how the environment's code "
+            "grades them"
+            if comparison.is_graded_again
+            else "The two results are not comparable, because the environment's code changed in "
+            "between"
         )
+        found.append(f"{why}: {shown}{more}.")
     if comparison.setting_changes:
         found.append(
             "The two evals were played with different settings: "
