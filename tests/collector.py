@@ -12,15 +12,17 @@ DEADLINE_S = 60.0
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
-    """A collector of the user's."""
+def collector(key: str = "") -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    """A collector of the user's, which refuses who does not show the key in `x-key`."""
     got: list[ExportTraceServiceRequest] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))
-            got.append(ExportTraceServiceRequest.FromString(content))
-            self.send_response(200)
+            is_let_in = self.headers.get("x-key", "") == key
+            if is_let_in:
+                got.append(ExportTraceServiceRequest.FromString(content))
+            self.send_response(200 if is_let_in else 401)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:

@@ -141,6 +141,14 @@ def test_a_path_that_the_system_refuses_ends_the_run_like_a_full_disk(
     assert folder.info().reason.startswith(f"stopped: {text[:10]}")
 
 
+@pytest.mark.parametrize("kind", [TelescopeError, ValueError, ProcessDiedError])
+def test_what_is_said_at_the_end_holds_no_secret(config: TrainConfig, kind) -> None:
+    folder = begun(config, saved=4)
+    folder.hide = {"hunter2-value"}
+    ended = end_early(config, folder, kind("a reward raised with hunter2-value"))
+    assert str(ended).startswith("a reward raised with (left out)")
+
+
 @pytest.mark.parametrize(
     "error", [PermissionError(errno.EPERM, "not permitted"), FileNotFoundError(errno.ENOENT, "no")]
 )

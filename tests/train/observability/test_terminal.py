@@ -110,6 +110,16 @@ def test_what_a_terminal_acts_on_is_escaped():
     assert r"[x]\u001b/report.html" in console.file.getvalue()
 
 
+def test_lines_hold_no_secret():
+    console = Console(file=io.StringIO(), width=80)
+    with LiveView(1, [], console=console, hide={"hunter2-value"}) as plain:
+        plain.warn("a reward raised with hunter2-value")
+        plain.phase("waiting for hunter2-value")
+    said = console.file.getvalue()
+    assert "a reward raised with (left out)" in said
+    assert "hunter2" not in said
+
+
 def test_of_earlier_steps_a_view_keeps_no_more_than_it_shows():
     view = LiveView(100, NAMES, console=terminal(), rows_before=[a_row(1), a_row(2)])
     view.update(a_row(3))

@@ -318,6 +318,39 @@ def test_what_servers_send_is_passed_on_as_it_came_and_counted():
     assert forwarding.num_lost == 0
 
 
+@pytest.mark.parametrize("variable", ["TRACES_HEADERS", "HEADERS"])
+def test_a_collector_with_a_key_gets_the_spans_of_the_run_and_those_of_servers(
+    monkeypatch, variable
+):
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{variable}", "x-key=a%20key")
+    told: list[str] = []
+    with collector(key="a key") as (endpoint, got):
+        export = TraceExport(endpoint, Traces.new(), run="r", model="m", warn=told.append)
+        export.forwarding.put(ExportTraceServiceRequest().SerializeToString())
+        export.attempt(event(Stage.DRAWN, 1.0))
+        export.attempt(event(Stage.DONE, 2.0))
+        export.close()
+    assert told == []
+    assert sorted(len(spans_of([one])) for one in got) == [0, 1]
+
+
+def test_what_is_told_of_a_collector_has_no_password(monkeypatch, caplog):
+    monkeypatch.setattr(otlp_export.OTLPSpanExporter, "export", lambda *_: SpanExportResult.FAILURE)
+    told: list[str] = []
+    with collector() as (address, _):
+        pass  # it is gone now
+    endpoint = address.replace("://", "://bob:hunter2@") + "?api_key=hunter2"
+    export = TraceExport(endpoint, Traces.new(), run="r", model="m", warn=told.append)
+    export.attempt(event(Stage.DRAWN, 1.0))
+    export.attempt(event(Stage.DONE, 2.0))
+    export.forwarding.put(b"anything")
+    export.close()
+    said = [*told, *(one.getMessage() for one in caplog.records)]
+    assert len(said) == 3
+    assert all(address in one for one in said)
+    assert "hunter2" not in "".join(said)
+
+
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
 def test_no_proxy_stands_before_a_collector_of_this_machine(monkeypatch, variable):
     for name in ("no_proxy", "NO_PROXY"):

@@ -132,9 +132,11 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     run: TrackedRun, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(sys, "argv", ["telescope", "train", "--env.api_key", "key-of-the-command"])
     assert track(["wandb"], run, range(1, 3)) == []
     assert track(["wandb"], run, range(3, 4)) == []
     records = whole_files(run.folder, num_files=2)
+    assert "key-of-the-command" not in json.dumps(records)
     runs = [one["run"] for one in records if one["type"] == "run"]
     assert len({one["run_id"] for one in runs}) == 1
     assert {one["project"] for one in runs} == {"telescope"}

@@ -17,6 +17,7 @@ from telescope_core.base.errors import (
     TelescopeError,
 )
 from telescope_core.base.interrupts import Interrupted
+from telescope_core.base.secret_names import without_values
 from telescope_core.records import RunFolder
 from telescope_core.records.folders import sweep
 from telescope_core.records.logs import SHOWN_AS
@@ -60,6 +61,8 @@ def end_early(config: TrainConfig, folder: RunFolder, error: BaseException) -> B
     error = _first(error)
     if isinstance(error, OSError):
         error = not_written(error) or error
+    # It is printed, and may quote what code of an environment raised.
+    error.args = without_values(error.args, folder.hide)
     # A full disk may be the failure: it must not be hidden by another one.
     with suppress(OSError, NoRoomError):
         sweep(checkpoints_folder(config))

@@ -217,7 +217,7 @@ async def _run(prepared: Prepared, folder: RunFolder, head: HeadProcesses) -> No
     before = [row for row in folder.metrics() if point and row["step"] <= point.checkpoint.step]
     with (
         ExitStack() as closing,
-        LiveView(config.run.number_of_steps, names, rows_before=before) as view,
+        LiveView(config.run.number_of_steps, names, rows_before=before, hide=folder.hide) as view,
         showing_troubles(view.warn),
     ):
         async with open_nodes(prepared, folder) as session:

@@ -9,23 +9,30 @@ stops.
 """
 
 import logging
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.util.re import parse_env_headers
 
 from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.secret_names import without_passwords
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability import genai_names as names
@@ -76,7 +83,7 @@ class TraceExport:
         self._clock = Clock()
         self._resource = Resource.create({"service.name": names.SERVICE, names.RUN: run})
         self._begun: dict[tuple[str, int, int], float] = {}
-        self._endpoint = endpoint
+        self._shown = without_passwords(endpoint)
         self._num_ended = 0
         self._exporter = _Exporter(endpoint, warn=warn_once)
         self._processor = BatchSpanProcessor(self._exporter)
@@ -157,7 +164,7 @@ class TraceExport:
             _LOGGER.warning(
                 "%d spans of the run were not sent to %s, %d were",
                 num_lost,
-                self._endpoint,
+                self._shown,
                 self._exporter.num_sent,
             )
 
@@ -221,7 +228,7 @@ class _Exporter(OTLPSpanExporter):
 
 
 def _loss(endpoint: str, why: str) -> str:
-    return (
+    return without_passwords(
         f"the collector at {endpoint} does not take all spans: {why}. The run goes on, and further "
         "ones that are lost are only counted in its log"
     )
@@ -240,6 +247,16 @@ def _ns(time_s: float) -> int:
     return int(time_s * 1e9)
 
 
+def _headers_of_user() -> Mapping[str, str]:
+    """Return the headers for collectors that the standard variables name, such as a key.
+
+    The library reads them for the spans of the run, and nobody for those that are passed on.
+    """
+    given = os.environ.get(OTEL_EXPORTER_OTLP_HEADERS, "")
+    given = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_HEADERS, given)
+    return parse_env_headers(given, liberal=True)
+
+
 class Forwarding:
     """Forwards traces of servers unchanged, in a thread that nobody waits for.
 
@@ -252,11 +269,16 @@ class Forwarding:
         is_here = is_loopback(urlsplit(endpoint).hostname or "")
         try:
             # Proxies of the variables are for collectors that are elsewhere.
-            self._client = httpx.Client(headers=_PROTOBUF, timeout=SEND_S, trust_env=not is_here)
+            self._client = httpx.Client(
+                headers={**_headers_of_user(), **_PROTOBUF},
+                timeout=SEND_S,
+                trust_env=not is_here,
+            )
         except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"cannot send spans to {endpoint} through the proxy that the environment variables "
-                f"name: {error}; name one that speaks HTTP, or except the collector in no_proxy"
+                f"cannot send spans to {without_passwords(endpoint)} through the proxy that the "
+                f"environment variables name: {error}; name one that speaks HTTP, or except "
+                "the collector in no_proxy"
             ) from None
         self._warn = warn
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
@@ -293,7 +315,7 @@ class Forwarding:
             _LOGGER.warning(
                 "%d requests with spans of servers were not passed on to %s, %d were",
                 self.num_lost,
-                self._endpoint,
+                without_passwords(self._endpoint),
                 self.num_sent,
             )
 

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_core.base.number_text import format_metric, style_of
-from telescope_core.base.secret_names import secrets_line
+from telescope_core.base.secret_names import hidden, secrets_line
 from telescope_core.base.terminal import escaped, redraws
 from telescope_core.diagnosis import Kind
 from telescope_core.records.logs import SHOWN_AS
@@ -84,14 +84,17 @@ class LiveView:
         console: Console | None = None,
         rows_before: Sequence[Mapping[str, Any]] = (),
         begun_ago_s: float = 0.0,
+        hide: Collection[str] = (),
     ) -> None:
         """`rows_before`: metrics of earlier steps.
 
-        `begun_ago_s`: seconds for which the run has been going on.
+        `begun_ago_s`: seconds for which the run has been going on. `hide`: values of secrets, which
+        are left out of what is printed.
         """
         self._total_steps = total_steps
         self._environments = list(environments)
         self._console = console or Console()
+        self._hide = hide
         self._curves = {"step", *(f"reward/{name}/mean" for name in environments)}
         self._rows: list[Mapping[str, Any]] = []
         """Metrics by step; of all but the last one, only those of curves."""
@@ -171,7 +174,7 @@ class LiveView:
 
     def _print(self, line: str) -> None:
         # Lines have texts of others in them, which are no markup.
-        self._console.print(Text(escaped(line)), soft_wrap=True)
+        self._console.print(Text(escaped(hidden(line, self._hide))), soft_wrap=True)
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Show the metrics of one more step."""

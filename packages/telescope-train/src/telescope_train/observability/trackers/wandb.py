@@ -52,7 +52,8 @@ class WeightsAndBiases:
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
-            settings=wandb.Settings(console="off", silent=True),
+            # Its facts of the machine hold the command line, which may hold secrets.
+            settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
         )
         # Offline, W&B does not know how far it had counted. Since that was written down, there was
         # at most one row of meters in a second.
