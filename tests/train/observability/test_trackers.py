@@ -178,6 +178,8 @@ def test_wandb_without_a_key_asks_nobody_in_the_terminal_of_the_run(
         asked.append(prompt)
         return "3"
 
+    # Other runs of this process may have been offline.
+    importlib.import_module("wandb").teardown()
     term = importlib.import_module("wandb.errors.term")
     monkeypatch.setattr(term, "_terminput", answer)
     for stream in ("stdin", "stderr"):

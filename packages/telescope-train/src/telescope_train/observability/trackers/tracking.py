@@ -287,8 +287,8 @@ class _Tracked:
         if not self._has_failed:
             self._has_failed = True
             self._warn(
-                f"the tracker {self._name} is left out from now on: {why.rstrip('.')}. The run goes "
-                "on, and its folder has everything"
+                f"the tracker {self._name} is left out from now on: {why.rstrip('.')}. The run "
+                "goes on, and its folder has everything"
             )
 
 
