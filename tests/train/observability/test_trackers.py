@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,16 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     assert [one["rollouts.nrows"] for one in history if "rollouts.nrows" in one] == [1]
 
 
+@pytest.fixture
+def fresh_wandb() -> Iterator[None]:
+    """W&B reads the variables once in a process, and other runs of this one are offline."""
+    library = importlib.import_module("wandb")
+    library.teardown()
+    yield
+    library.teardown()
+
+
+@pytest.mark.usefixtures("fresh_wandb")
 def test_wandb_without_a_key_asks_nobody_in_the_terminal_of_the_run(
     run: TrackedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -178,8 +189,6 @@ def test_wandb_without_a_key_asks_nobody_in_the_terminal_of_the_run(
         asked.append(prompt)
         return "3"
 
-    # Other runs of this process may have been offline.
-    importlib.import_module("wandb").teardown()
     term = importlib.import_module("wandb.errors.term")
     monkeypatch.setattr(term, "_terminput", answer)
     for stream in ("stdin", "stderr"):
