@@ -44,8 +44,6 @@ class WeightsAndBiases:
         self._identity = run.folder / IDENTITY
         known = read_json(self._identity) or {}
         options = run.options
-        # Before `init`, which would otherwise ask for a key and wait, in the terminal of the run.
-        wandb.setup(wandb.Settings(silent=True))
         self._run = wandb.init(
             project=options["wandb_project"],
             name=run.name,
