@@ -1,14 +1,12 @@
 """Trackers: what W&B and TensorBoard hold is what the run had, and none of them stops a run."""
 
 import gzip
-import importlib
 import json
 import logging
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,37 +163,6 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     numbers = [one["_step"] for one in history]
     assert numbers == sorted(numbers)
     assert [one["rollouts.nrows"] for one in history if "rollouts.nrows" in one] == [1]
-
-
-@pytest.fixture
-def fresh_wandb() -> Iterator[None]:
-    """W&B reads the variables once in a process, and other runs of this one are offline."""
-    library = importlib.import_module("wandb")
-    library.teardown()
-    yield
-    library.teardown()
-
-
-@pytest.mark.usefixtures("fresh_wandb")
-def test_wandb_without_a_key_asks_nobody_in_the_terminal_of_the_run(
-    run: TrackedRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_SILENT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    asked: list[str] = []
-
-    def answer(prompt: str, **_: object) -> str:
-        asked.append(prompt)
-        return "3"
-
-    term = importlib.import_module("wandb.errors.term")
-    monkeypatch.setattr(term, "_terminput", answer)
-    for stream in ("stdin", "stderr"):
-        monkeypatch.setattr(term, f"_sys_{stream}_isatty", lambda: True)
-    (told,) = track(["wandb"], run, range(1, 2))
-    assert asked == []
-    assert "wandb login" in told
 
 
 @pytest.fixture
