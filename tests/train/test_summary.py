@@ -33,6 +33,21 @@ def test_an_eval_example_that_was_trained_on_is_told():
         require_disjoint(summary)
 
 
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_an_eval_of_what_is_trained_on_is_not_shown_as_held_out(tmp_path, split):
+    path = tmp_path / "run.toml"
+    path.write_text(SETTINGS.replace("[[evals]]", f'split = "{split}"\n[[evals]]'))
+    config = load_train_config([path], [])
+    folder = RunFolder.create(tmp_path / "run", config=config.model_dump(mode="json"))
+    for tag in ("before", "after"):
+        write_result(folder.evals_path / f"sums-{tag}", an_eval([("e", [1.0]), ("f", [0.0])]))
+    summary = make_summary(config, folder)
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(summary, console=console)
+    assert list(summary["examples"]["trained_evals"]) == (["sums"] if split == "eval" else [])
+    assert ("held-out pass@1" in console.file.getvalue()) == (split == "train")
+
+
 @pytest.mark.parametrize(
     ("tags", "ends"),
     [

@@ -14,8 +14,9 @@ from telescope_core.evals import Difference, write_result
 from telescope_core.protocols import EnvironmentPlace
 from telescope_core.records import RunFolder
 from telescope_core.records.identity import RunState
-from telescope_core.reports.before_after import from_first_to_last
+from telescope_core.reports.before_after import from_first_to_last, trained_evals
 from telescope_core.reports.differences import sentence
+from telescope_core.reports.train_report import write_train_report
 from telescope_core.reports.verdict import RunOutcome, run_verdict, verdict_of
 
 
@@ -52,6 +53,48 @@ def test_paired_evals_decide_and_say_by_how_much():
         "No difference is shown on code (+0.000"
         in judged(falling, up, an_eval_pair("code", 0.5, 0.5)).text
     )
+
+
+ENTRIES = {
+    "environments": [{"name": "sums", "split": "eval"}, {"name": "acme/code"}],
+    "evals": {
+        "evals": [
+            {"name": "sums"},
+            {"name": "code", "split": "train"},
+            {"name": "code@2", "split": "train", "separate_eval_samples": True},
+            {"name": "code@3"},
+        ]
+    },
+}
+
+
+def test_evals_of_what_a_run_trains_on_are_known_by_split_and_environment():
+    records = {
+        name: EnvironmentRecord(id=f"acme/{name}", version="1", place=EnvironmentPlace.ELSEWHERE)
+        for name in ("code", "code@2", "code@3")
+    }
+    assert trained_evals(ENTRIES, records) == ("sums", "code")
+    assert trained_evals(ENTRIES, {}) == ("sums",)
+    assert trained_evals({"evals": {}}, {}) == ()
+    before = {"environments": [{"name": "a"}], "evals": {"evals": [{"name": "a"}]}}
+    assert trained_evals(before, {}) == (), "of a version without the setting"
+
+
+def test_what_a_run_trains_on_is_never_called_held_out(tmp_path):
+    """Neither in the verdict nor in its report, whatever name workers elsewhere give it."""
+    run = RunFolder.create(tmp_path / "run", config=ENTRIES)
+    for row in healthy(20):
+        run.log_metrics(row)
+    for tag, level in (("before", 0.2), ("after", 0.7)):
+        write_result(run.evals_path / f"sums-{tag}", an_eval("another name", level, 1))
+    run.finish()
+    text = run_verdict(run).text
+    assert text.startswith("Learned: pass@1 rose from")
+    assert "trains on the split that is played on another name: not held out" in text
+    page = write_train_report(run).read_text()
+    assert "Held-out" not in page
+    assert "never trained on" not in page
+    assert "Not held out" in page
 
 
 def test_too_few_examples_say_how_many_would_do():

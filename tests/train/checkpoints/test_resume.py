@@ -211,6 +211,29 @@ def forked(tiny, tmp_path):
 
 OTHER_WEIGHTS = '[{"name": "digit", "weight": 3.0}, {"name": "endless", "weight": 1.0}]'
 
+OTHER_SPLIT = (
+    '[{"name": "digit", "weight": 2.0, "split": "eval"}, {"name": "endless", "weight": 1.0}]'
+)
+
+
+@pytest.mark.slow
+def test_a_setting_of_an_entry_that_an_earlier_version_did_not_know_is_no_difference(
+    tiny, tmp_path
+):
+    checkpoint_at(tmp_path / "other", 5)
+    saved = tmp_path / "other" / "step-000005"
+    evals = ("--evals", '[{"name": "digit", "eval_every": 2}]')
+    path = (*evals, "--resume_from_checkpoint", str(saved))
+    config = config_of(tmp_path, tiny, *path)
+    settings = config.model_dump(mode="json")
+    for entry in (*settings["environments"], *settings["evals"]["evals"]):
+        del entry["split"]
+    manifest = json.loads((saved / "checkpoint.json").read_text())
+    (saved / "checkpoint.json").write_text(json.dumps(manifest | {"config": settings}))
+    assert point_of(config).changed == ()
+    with pytest.raises(ConfigError, match=r"environments\[0\].split: 'train' -> 'eval'"):
+        point_of(config_of(tmp_path, tiny, *path, "--environments", OTHER_SPLIT))
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -221,6 +244,7 @@ OTHER_WEIGHTS = '[{"name": "digit", "weight": 3.0}, {"name": "endless", "weight"
         (("--optimizer", "adamw_bf16"), "trainer.optimizer"),
         (("--use_lora", "true"), "trainer.use_lora"),
         (("--environments", OTHER_WEIGHTS), "weight: 2.0 -> 3.0"),
+        (("--environments", OTHER_SPLIT), "environments[0].split: 'train' -> 'eval'"),
     ],
 )
 def test_what_weights_and_place_in_the_data_depend_on_stays_the_same(forked, flags, changed):

@@ -202,6 +202,7 @@ def test_the_parameter_count_is_that_of_transformers():
 
 MANY = ("--number_of_steps", "100")
 KL_IN_REWARD = ("--kl_penalty_tau", "0.01", "--kl_in_reward", "true")
+ON_EVAL = ("--environments", '[{"name": "plan_environment:Echo", "split": "eval"}]')
 ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
 
 
@@ -219,6 +220,11 @@ ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
         (KL_IN_REWARD, "kl_in_reward with grpo"),
         ((*KL_IN_REWARD, "--algorithm", "dapo"), "kl_in_reward with dapo"),
         (ICEPOP, "tis_mode = 'icepop' with tis_floor = 0"),
+        (ON_EVAL, 'split = "eval": the run trains on the examples that evals play of plan_env'),
+        (
+            (*ON_EVAL, "--evals", '[{"name": "plan_environment:Echo", "eval_every": 1}]'),
+            "evals of plan_environment:Echo play the split that is trained on",
+        ),
     ],
 )
 def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
@@ -244,6 +250,7 @@ def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
         (*KL_IN_REWARD, "--algorithm", "rloo"),
         ("--kl_penalty_tau", "0.01"),
         (*ICEPOP, "--tis_floor", "0.5"),
+        ("--evals", '[{"name": "plan_environment:Echo", "eval_every": 1}]'),
     ],
 )
 def test_a_run_of_which_there_is_nothing_to_say_has_no_notes(flags, more):

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from tests.envs.projects import write_project
@@ -17,13 +18,16 @@ from telescope_core import (
     SingleTurnEnvironment,
     Split,
     TelescopeError,
+    group_reward,
     reward,
 )
+from telescope_core.evals import EvalFolder
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records import RunFolder
 from telescope_core.scripted import ScriptedClient
 from telescope_envs.records.links import write_link
 from telescope_envs.records.projects import read_project
+from telescope_train.config.schema import EnvironmentEntry
 from telescope_train.evals.beside import LiveEvals
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts import environments
@@ -33,8 +37,10 @@ from telescope_train.rollouts.held_out import Cleared, HeldOut, held_out_problem
 from telescope_train.rollouts.mix import (
     left_out_of_training,
     make_sampler,
+    train_size,
     training_environments,
 )
+from telescope_train.rollouts.prefetch import first_messages
 
 
 class Toy(SingleTurnEnvironment):
@@ -71,6 +77,17 @@ class EvalOnly(OneList):
         return (Split.EVAL,)
 
 
+class Apart(Toy):
+    """Each split has ids of its own, and the group is paid for it."""
+
+    def examples(self, split):
+        return ListSource([Example(id=f"{split}-{i}", prompt=f"{split} {i}") for i in range(6)])
+
+    @group_reward
+    def of_group(self, rollouts, example):
+        return [0.0 if example.id.startswith("eval") else -0.5] * len(rollouts)
+
+
 class SameSeed(Toy):
     """Endless, and the same in both splits."""
 
@@ -88,7 +105,15 @@ class Repeats(Toy):
         return GeneratedSource(make, seed=f"{split}")
 
 
-def config_of(tmp_path, *, separate=True, num_samples=4, name="toy:Toy", eval_name="toy:Toy"):
+def config_of(
+    tmp_path,
+    *,
+    separate=True,
+    num_samples=4,
+    name="toy:Toy",
+    eval_name="toy:Toy",
+    splits=("train", "eval"),
+):
     path = tmp_path / "run.toml"
     path.write_text(f"""
 name = "held-out"
@@ -102,9 +127,11 @@ eval_before_training = true
 
 [[environments]]
 name = "{name}"
+split = "{splits[0]}"
 
 [[evals]]
 name = "{eval_name}"
+split = "{splits[1]}"
 num_samples = {num_samples}
 separate_eval_samples = {str(separate).lower()}
 """)
@@ -317,6 +344,68 @@ async def test_without_the_setting_one_source_is_used_for_both(tmp_path):
     assert evaluated <= trained
 
 
+@pytest.mark.parametrize("trained_on", ["train", "eval"])
+@pytest.mark.parametrize("played", ["train", "eval"])
+@pytest.mark.parametrize("separate", [True, False])
+async def test_a_run_trains_on_and_plays_the_splits_that_it_names(
+    trained_on, played, separate, tmp_path
+):
+    config = config_of(tmp_path, separate=separate, splits=(trained_on, played))
+    trained, evaluated = await trained_and_evaluated(Apart, config, tmp_path)
+    assert evaluated == {f"{played}-{i}" for i in range(4)}
+    left = {f"{trained_on}-{i}" for i in range(6)} - (evaluated if separate else set())
+    assert trained == left
+    (path,) = (tmp_path / "run" / "evals").iterdir()
+    assert EvalFolder(path).manifest()["split"] == played
+
+
+async def test_rollouts_and_their_groups_are_of_the_split_that_is_trained_on(tmp_path):
+    config = config_of(tmp_path, separate=False, splits=("eval", "eval"))
+    client = InProcessEnvironment(Apart(), name="toy:Toy")
+    clients = {"toy:Toy": client}
+    mix = await training_environments(config, clients, clients, records_of(config))
+    sampler = make_sampler(
+        config,
+        mix,
+        ScriptedClient(["yes"]),
+        Attempts.from_config(config, EventList(), num_servers=1),
+    )
+    sampler.advance(0)
+    batch = await sampler.take(0)
+    await sampler.close()
+    rollouts = [one for group in batch.groups for one in group.rollouts]
+    assert {one.messages[0].content.split()[0] for one in rollouts} == {"eval"}
+    assert {one.rewards["of_group"] for one in rollouts} == {0.0}
+    drawn = mix_draw(config).next()
+    guess = await first_messages(client, drawn, {"toy:Toy": ""})
+    assert guess[0].content.startswith("eval ")
+    await client.close()
+
+
+def mix_draw(config):
+    source = Source(environment="toy:Toy", weight=1.0, num_examples=6, split=Split.EVAL)
+    return ExampleDraw([source], seed=config.run.seed)
+
+
+@pytest.mark.parametrize(
+    ("environment", "split", "size"),
+    [(EvalOnly, "eval", 12), (EvalOnly, "train", None), (TrainOnly, "eval", None)],
+)
+async def test_the_split_that_is_trained_on_must_be_there(environment, split, size):
+    client = InProcessEnvironment(environment(), name="toy")
+    description = await client.describe()
+    await client.close()
+    entry = EnvironmentEntry(name="toy", split=split)
+    if size is not None:
+        assert train_size(entry, description) == size
+        return
+    with pytest.raises(ConfigError, match=f"no {split} split"):
+        train_size(entry, description)
+    empty = replace(description, num_examples={Split(split): 0})
+    with pytest.raises(ConfigError, match=f"the {split} split of 'toy' has no examples"):
+        train_size(entry, empty)
+
+
 async def test_everything_that_is_left_is_trained_on(tmp_path):
     trained, evaluated = await trained_and_evaluated(OneList, config_of(tmp_path), tmp_path)
     assert len(trained) == 12 - len(evaluated) == 8
@@ -386,6 +475,8 @@ async def test_rows_that_are_no_training_examples_are_told_by_environment():
         described[name] = await client.describe()
         await client.close()
     assert described["repeats"].num_dropped == {Split.TRAIN: 3, Split.EVAL: 3}
-    (line,) = left_out_of_training(described)
-    assert line.startswith("repeats: ")
-    assert line.endswith(": 3")
+    entries = [EnvironmentEntry(name=name, split="eval") for name in described]
+    for one in (entries, [EnvironmentEntry(name=name) for name in described]):
+        (line,) = left_out_of_training(one, described)
+        assert line.startswith("repeats: ")
+        assert line.endswith(": 3")

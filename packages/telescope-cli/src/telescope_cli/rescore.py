@@ -423,7 +423,7 @@ def _saved_run(folder: RunFolder, environment_id: str, of: str | None, steps: st
         path=folder.path,
         name=name,
         settings=entry.get("env") or {},
-        split=Split.TRAIN,
+        split=Split(entry.get("split") or Split.TRAIN),
         sampling=Sampling(
             max_tokens=entry.get("max_tokens") or section.get("max_tokens") or 1,
             temperature=section.get("temperature") if temperature is None else temperature,

@@ -36,7 +36,7 @@ from telescope_train.cluster.ray_cluster import HeadProcesses
 from telescope_train.cluster.supervision import cancel
 from telescope_train.cluster_session import ClusterSession
 from telescope_train.config.inference_section import AUTO_TRANSPORT
-from telescope_train.config.schema import TrainConfig
+from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.evals.num_examples import check_num_examples
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.client import TokenClient
@@ -129,7 +129,9 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     described = await asyncio.gather(*(one.describe() for one in opened.clients))
     for note in await check_num_examples(config.evals.evals, opened.evals):
         view.note(note)
-    await asyncio.gather(*(_refuse_untrainable(*one) for one in opened.training.items()))
+    await asyncio.gather(
+        *(_refuse_untrainable(one, opened.training[one.name]) for one in config.environments)
+    )
     renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)
@@ -137,18 +139,18 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     return renderer
 
 
-async def _refuse_untrainable(name: str, client: EnvironmentClient) -> None:
+async def _refuse_untrainable(entry: EnvironmentEntry, client: EnvironmentClient) -> None:
     """Raise ConfigError if nothing can be trained on, or if the first example has a picture."""
-    train_size(await client.describe())
+    train_size(entry, await client.describe())
     try:
-        prompt = (await client.example(Split.TRAIN, 0)).prompt
+        prompt = (await client.example(Split(entry.split), 0)).prompt
     except TelescopeError:
         return  # An example that cannot be read says so to who plays it.
     try:
         for message in () if isinstance(prompt, str) else prompt:
             MessageForm().plain(message)
     except TemplateLossError as error:
-        raise ConfigError(f"environment {name}: {error}") from None
+        raise ConfigError(f"environment {entry.name}: {error}") from None
 
 
 @asynccontextmanager

@@ -326,7 +326,7 @@ async def _get_ready(resources: Resources) -> _Ready:
     played = evals.environments
     mix = await training_environments(config, training, played, environments.records)
     _note_examples(prepared, folder, mix)
-    for line in left_out_of_training(mix.descriptions):
+    for line in left_out_of_training(prepared.config.environments, mix.descriptions):
         view.note(line)
     declared = mix.descriptions.items()
     folder.note_reward_ranges(

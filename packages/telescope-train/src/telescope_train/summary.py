@@ -8,7 +8,7 @@ from telescope_core.base.errors import TelescopeError
 from telescope_core.diagnosis import History, diagnose
 from telescope_core.evals import Comparison, EvalResult, read_results
 from telescope_core.records import RunFolder, RunState
-from telescope_core.reports.before_after import from_first_to_last
+from telescope_core.reports.before_after import from_first_to_last, trained_evals
 from telescope_core.reports.differences import paragraph
 from telescope_core.reports.overview import edge_means, reward_curve
 from telescope_core.reports.verdict import run_verdict
@@ -36,6 +36,7 @@ def make_summary(config: TrainConfig, folder: RunFolder) -> dict[str, Any]:
             "trained": len(trained),
             "held_out": len(held_out),
             "in_both": len(trained & held_out),
+            "trained_evals": trained_evals(folder.config(), folder.info().environments),
         },
         "losses": losses_of(folder, rows),
         "findings": [one.as_json() for one in diagnose(History.of_rows(rows))],

@@ -295,7 +295,7 @@ def _evals_fall(rule: Rule, history: History) -> Found:
             Stretch(highs[-1][0], history.last_step, False),
             f"The newest eval is worse than the first one: at most {highs[-1][1]:.3g} where it was "
             f"at least {lows[0][1]:.3g} (95 % intervals).",
-            "Training made the model worse on what it was not trained on: see the examples that "
+            "Training made the model worse at what this eval plays: see the examples that "
             "flipped to wrong, and go back to an earlier checkpoint.",
             f"eval/{name}/reward",
             environment=name,
@@ -476,10 +476,10 @@ RULES: tuple[Rule, ...] = (
         of="groups/total",
     ),
     Rule("eval leak", Kind.UNHEALTHY, "Are evals held out?").in_a_row(
-        "Groups of training ask what examples of evals ask, with the same right answers, under "
-        "other ids: evals show what was learned by heart.",
-        "Take the examples of the evals out of the training data: the ids of an environment "
-        "must follow from the content of its examples.",
+        "Groups of training ask what examples of evals ask, with the same right answers: evals "
+        "show what was learned by heart.",
+        "Unless it trains on them on purpose (split), take the examples of the evals out of the "
+        "training data: the ids of an environment must follow from the content of its examples.",
         "groups/held_out",
         "groups/total",
         holds=lambda share: share > 0.05,

@@ -1,10 +1,11 @@
-"""The held-out evals of a run in the order of the weights, and the first against the last one."""
+"""The evals of a run in the order of the weights, and the first against the last one."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.errors import ConfigError
 from telescope_core.evals.comparison import Comparison, compare_results
 from telescope_core.evals.result import EvalResult
@@ -13,6 +14,12 @@ from telescope_core.evals.stats import Estimate
 BEFORE, AFTER = "before", "after"
 """Tags of the evals with the first and the last weights of a run."""
 _EVAL_FOLDER = re.compile(r"(?s)(?P<name>.+)-(?P<tag>before|after|step-\d+)")
+
+
+def eval_folder_name(environment: str, tag: str) -> str:
+    """Return the name of the folder of an eval; a path in the name of an environment is kept."""
+    name = environment.replace("/", "-").replace(":", "-").lstrip(".-")
+    return f"{name}-{tag}"
 
 
 def label_of(tag: str) -> str:
@@ -42,7 +49,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """One held-out eval of a run, from its first moment to its last."""
+    """One eval of a run, from its first moment to its last."""
 
     name: str
     moments: tuple[Moment, ...]
@@ -50,6 +57,8 @@ class BeforeAfter:
     comparison: Comparison | None
     """The paired comparison of the first and the last moment; None when there is only one, or no
     example is in both."""
+    is_held_out: bool = True
+    """Whether the run trains on another split, or on other examples of this one."""
 
     @property
     def measure(self) -> str:
@@ -76,9 +85,43 @@ class BeforeAfter:
         return 1 if 1 in known else min(known)
 
 
-def before_and_after(evals: Mapping[str, EvalResult]) -> list[BeforeAfter]:
-    """Return the evals in the folders `<name>-before`, `<name>-step-<N>` and `<name>-after`."""
-    return [from_first_to_last(by_tag) for _, by_tag in sorted(by_moment(evals).items())]
+def before_and_after(
+    evals: Mapping[str, EvalResult], trained: Collection[str] = ()
+) -> list[BeforeAfter]:
+    """Return the evals in the folders `<name>-before`, `<name>-step-<N>` and `<name>-after`.
+
+    `trained`: see `trained_evals`.
+    """
+    # Not the name in a result: workers that run elsewhere have another one.
+    folders = {eval_folder_name(name, "").removesuffix("-") for name in trained}
+    return [
+        replace(from_first_to_last(by_tag), is_held_out=name not in folders)
+        for name, by_tag in sorted(by_moment(evals).items())
+    ]
+
+
+def trained_evals(
+    config: Mapping[str, Any], records: Mapping[str, EnvironmentRecord]
+) -> tuple[str, ...]:
+    """Return the names of the evals of a run that play the split that it trains on.
+
+    `config`: its settings as they are recorded; `records`: its environments, by their names there.
+    """
+
+    def played(entry: Mapping[str, Any], split: str) -> tuple[str, str]:
+        record = records.get(entry["name"])
+        known = entry["name"] if record is None else record.id.partition("@")[0]
+        return known, entry.get("split") or split
+
+    # Settings of supervised training have neither.
+    section: Mapping[str, Any] = config.get("evals") or {}
+    entries: Sequence[Mapping[str, Any]] = section.get("evals") or ()
+    trained = {played(one, "train") for one in config.get("environments") or ()}
+    return tuple(
+        one["name"]
+        for one in entries
+        if not one.get("separate_eval_samples") and played(one, "eval") in trained
+    )
 
 
 def by_moment(evals: Mapping[str, EvalResult]) -> dict[str, dict[str, EvalResult]]:

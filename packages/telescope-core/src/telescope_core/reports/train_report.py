@@ -19,7 +19,12 @@ from telescope_core.records.identity import RunState
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
 from telescope_core.reports import html
-from telescope_core.reports.before_after import BeforeAfter, Moment, before_and_after
+from telescope_core.reports.before_after import (
+    BeforeAfter,
+    Moment,
+    before_and_after,
+    trained_evals,
+)
 from telescope_core.reports.differences import sentence
 from telescope_core.reports.overview import (
     RunOverview,
@@ -136,9 +141,10 @@ def _edge_note(values: Sequence[float | None]) -> str:
 def eval_section(
     changes: Sequence[BeforeAfter], environments: Sequence[str], points: Sequence[EvalPoint] = ()
 ) -> str:
-    """Return the held-out estimates with intervals, and those of `points` that are not sound."""
+    """Return the estimates with intervals, and those of `points` that are not sound."""
     if not changes:
-        return f"<h2>Held-out evals</h2>{_unsound(points)}" if _unsound(points) else ""
+        return f"<h2>Evals</h2>{_unsound(points)}" if _unsound(points) else ""
+    trained = [one.name for one in changes if not one.is_held_out]
     figures: list[str] = []
     for index, change in enumerate(changes):
         # An environment keeps the color of its reward curve.
@@ -156,12 +162,16 @@ def eval_section(
             for moment, estimate in shown
         ]
         names = " and ".join(dict.fromkeys(one.label for one, _ in (*shown[:1], *shown[-1:])))
-        chart = interval_chart(rows, label=f"Held-out {change.measure} of {change.name}, {names}")
+        chart = interval_chart(rows, label=f"{change.measure} of {change.name}, {names}")
         note = "" if change.comparison is None else f"{sentence(change.comparison.main)}."
         figures.append(html.figure(change.name, chart, note=note))
+    title, of_what = f"Held-out {changes[0].measure}", "On examples that are never trained on"
+    if trained:
+        title = f"{changes[0].measure} of evals"
+        of_what = f"Not held out: the run trains on what evals play of {', '.join(trained)}"
     return (
-        f"<h2>Held-out {escape(changes[0].measure)}</h2>"
-        '<p class="soft">On examples that are never trained on; '
+        f"<h2>{escape(title)}</h2>"
+        f'<p class="soft">{escape(of_what)}; '
         "95% intervals, clustered by example. The change is judged by the difference of each "
         "example, not by these intervals.</p>"
         f'<div class="grid-2">{"".join(figures)}</div>{_unsound(points)}'
@@ -299,7 +309,8 @@ def train_report(run: RunFolder) -> list[str]:
     """Return the parts of the report of `run`, one after the other, as HTML without a frame."""
     rows = run.metrics()
     overview = overview_of(run)
-    changes = before_and_after(overview.evals)
+    trained = trained_evals(run.config(), overview.info.environments)
+    changes = before_and_after(overview.evals, trained)
     return [
         _header(run, overview, rows),
         finding_section(diagnose(History.of_rows(rows))),

@@ -19,7 +19,13 @@ from telescope_core.evals.folder import read_results
 from telescope_core.evals.stats import CONFIDENCE
 from telescope_core.records.identity import RunState
 from telescope_core.records.run_folder import RunFolder
-from telescope_core.reports.before_after import AFTER, BEFORE, BeforeAfter, before_and_after
+from telescope_core.reports.before_after import (
+    AFTER,
+    BEFORE,
+    BeforeAfter,
+    before_and_after,
+    trained_evals,
+)
 from telescope_core.reports.differences import cautions, interval, over_of, style_of_difference
 
 ACCURACY = "accuracy"
@@ -94,7 +100,7 @@ def run_verdict(run: RunFolder, *, state: RunState | None = None) -> RunVerdict:
     return verdict_of(
         history,
         diagnose(history),
-        before_and_after(results),
+        before_and_after(results, trained_evals(config, run.info().environments)),
         state=state or run.info().observed_state,
         num_steps=total if isinstance(total, int) else None,
         unreadable=list(unreadable),
@@ -172,19 +178,23 @@ def _by_evals(changes: Sequence[BeforeAfter]) -> _Reason | None:
     rose = [pair for pair in known if pair[1].is_shown and pair[1].change > 0]
     fell = [pair for pair in known if pair[1].is_shown and pair[1].change < 0]
     rest = [pair for pair in known if not pair[1].is_shown]
+    trained = list(dict.fromkeys(one.name for one, _ in known if not one.is_held_out))
+    held_out = "" if trained else "held-out "
     if rose or fell:
         outcome = (
             RunOutcome.MIXED if rose and fell else RunOutcome.LEARNED if rose else RunOutcome.WORSE
         )
         moved = [_moves("rose", rose), _moves("fell", fell)]
-        text = f"held-out {', but '.join(filter(None, moved))}."
+        text = f"{held_out}{', but '.join(filter(None, moved))}."
         if rest:
             text += f" No difference is shown {_listed([_named(*pair) for pair in rest])}."
     else:
         is_none = all(one.high is not None and one.high < MATTERS for _, one in rest)
         outcome = RunOutcome.NO_GAIN if is_none else RunOutcome.NOT_SHOWN
-        text = f"held-out {_moves('went', rest)}."
+        text = f"{held_out}{_moves('went', rest)}."
         text += "" if is_none else _needed([one for _, one in rest])
+    if trained:
+        text += f" It trains on the split that is played on {_listed(trained)}: not held out."
     return _Reason(outcome, text)
 
 

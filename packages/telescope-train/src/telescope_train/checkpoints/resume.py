@@ -50,7 +50,7 @@ LATEST = "latest"
 _IGNORED = re.compile(r"(run\.(name|output_dir|debug)|checkpoint|ray)(\.|$)")
 _FIXED = re.compile(
     r"(run\.seed|model\.(model|model_dtype|chat_template|enable_thinking|trust_remote_code)"
-    r"|environments\[\d+\]\.(name|weight|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
+    r"|environments\[\d+\]\.(name|weight|split|env)|trainer\.(train_backend|optimizer|use_lora|lora_)"
     r"|megatron\.megatron_use_distributed_optimizer)"
 )
 """Settings that define the meaning of weights, optimizer state and place in the data."""
@@ -483,6 +483,14 @@ def _allowed_changes(
 
     A setting that an earlier version did not know is no difference at its default.
     """
+    before = dict(before)
+    if "environments" in before:
+        pair = before["environments"], after["environments"]
+        before["environments"] = _completed(*pair, "environments", defaults)
+    if "evals" in before.get("evals", {}):
+        pair = before["evals"]["evals"], after["evals"]["evals"]
+        completed = _completed(*pair, "evals.evals", defaults)
+        before["evals"] = {**before["evals"], "evals": completed}
     old, new = dict(_flat(before)), dict(_flat(after))
     old = {name: one for name, one in defaults.items() if name in new} | old
     changed = {
@@ -497,6 +505,22 @@ def _allowed_changes(
             f"had; restore these settings, or start from an export of the weights:\n{_lines(fixed)}"
         )
     return tuple(changed.values())
+
+
+def _completed(
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+    table: str,
+    defaults: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the entries of a list of tables, with what is new in those of `after`."""
+    now_ = {one["name"]: one for one in after}
+
+    def new(name: str) -> dict[str, Any]:
+        keys = {key: f"{table}.{name}.{key}" for key in now_.get(name, ())}
+        return {key: defaults[full] for key, full in keys.items() if full in defaults}
+
+    return [{**new(one["name"]), **one} for one in before]
 
 
 def input_changes(checkpoint: RunCheckpoint, inputs: Mapping[str, str]) -> list[str]:

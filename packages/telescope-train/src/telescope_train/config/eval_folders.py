@@ -5,6 +5,7 @@ from pathlib import Path
 
 from telescope_core.evals import read_results
 from telescope_core.records import RunFolder
+from telescope_core.reports.before_after import eval_folder_name
 from telescope_train.config.schema import EvalEntry, TrainConfig
 
 BEFORE = "before"
@@ -14,12 +15,6 @@ AFTER = "after"
 def step_tag(step: int) -> str:
     """Return the tag of the evals after `step`."""
     return f"step-{step}"
-
-
-def eval_folder_name(environment: str, tag: str) -> str:
-    """Return the name of the folder of an eval; a path in the name of an environment is kept."""
-    name = environment.replace("/", "-").replace(":", "-").lstrip(".-")
-    return f"{name}-{tag}"
 
 
 def parts_of_folder_name(folder: str, environments: Sequence[str]) -> tuple[str, str]:

@@ -87,6 +87,9 @@ class EnvironmentEntry(Section):
     """Installed id with an optional `@version`, `file.py:Class`, `module:Class`, or a folder."""
     weight: float = 1.0
     """Share of the prompts relative to the other environments; above 0."""
+    split: Literal["train", "eval"] = "train"
+    """Examples to train on; `eval` = those that evals play, to see whether the reward rises even
+    there. What such evals show is not held out."""
     reward_min: float | None = None
     """Reward that is scaled to 0; set it together with `reward_max`."""
     reward_max: float | None = None
@@ -211,15 +214,17 @@ class CheckpointSection(Section):
 
 
 class EvalEntry(Section):
-    """One held-out evaluation."""
+    """One evaluation, on held-out examples by default."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Environment whose held-out examples are used: named as in
-    `[[environments]]`."""
+    """Environment whose examples are used: named as in `[[environments]]`."""
+    split: Literal["train", "eval"] = "eval"
+    """Examples to play; `train` = those of training, which are not held out unless
+    `separate_eval_samples` keeps them out of it."""
     eval_every: Index = 0
     """Steps between evaluations during training; 0 = none."""
     num_samples: Count | None = None
-    """Number of held-out examples; null = 64, or all if there are fewer."""
+    """Number of examples; null = 64, or all if there are fewer."""
     separate_eval_samples: bool = False
     """Keep these examples, by their ids, out of training; if the environment has no eval split,
     they are its first training examples."""

@@ -27,11 +27,11 @@ from telescope_core.base.types import Sampling, Split, WeightVersion
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, read_results, run_eval
 from telescope_core.records import RolloutRow, RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
+from telescope_core.reports.before_after import eval_folder_name
 from telescope_train.cluster.colocation import GpuSharing, SharedGpu
 from telescope_train.cluster.supervision import cancel
 from telescope_train.config.eval_folders import (
     due_evals,
-    eval_folder_name,
     eval_path,
     missing_evals,
     step_tag,
@@ -92,7 +92,8 @@ class LiveEvals:
         if path.exists() and not read_results([path]).results:
             shutil.rmtree(path)
         self.folder.require_here()
-        folder = EvalFolder.create(path, manifest={"tag": tag, **entry.model_dump(mode="json")})
+        manifest = {"tag": tag, **entry.model_dump(mode="json"), "split": split}
+        folder = EvalFolder.create(path, manifest=manifest)
         folder.if_gone = "bring it back, or begin again"  # as for the run that it is part of
         folder.hide = secret_values(entry.env) | secret_values(os.environ)
         versions: set[WeightVersion] = set()

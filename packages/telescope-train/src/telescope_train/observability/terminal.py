@@ -337,7 +337,9 @@ def print_summary(summary: Mapping[str, Any], *, console: Console | None = None)
         console.print(_reward_line(summary, rewards), highlight=False)
     evals: Mapping[str, Mapping[str, Mapping[str, Any]]] = summary.get("evals") or {}
     if any(evals.values()):
-        _print_evals(console, evals)
+        examples: Mapping[str, Any] = summary.get("examples") or {}
+        is_held_out = not examples.get("trained_evals")
+        _print_evals(console, evals, "held-out pass@1" if is_held_out else "pass@1")
     wrong = [
         finding["text"]
         for finding in summary.get("findings", ())
@@ -398,10 +400,12 @@ def _losses(losses: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _print_evals(console: Console, evals: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+def _print_evals(
+    console: Console, evals: Mapping[str, Mapping[str, Mapping[str, Any]]], measure: str
+) -> None:
     """Print the estimates as a table; where it is too wide for the terminal, as lines."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("held-out pass@1")
+    table.add_column(measure)
     moments = sorted({tag for tags in evals.values() for tag in tags} - {"change"}, key=order_of)
     rows = {
         escaped(name): [_estimate(tags.get(tag) or {}) for tag in moments]
@@ -417,7 +421,7 @@ def _print_evals(console: Console, evals: Mapping[str, Mapping[str, Mapping[str,
         console.print(table)
         return
     for name, cells in rows.items():
-        console.print(Text(f"held-out pass@1 of {name}:"))
+        console.print(Text(f"{measure} of {name}:"))
         for tag, cell in zip(moments, cells, strict=True):
             console.print(Text(f"  {label_of(tag)} {cell}"))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from telescope_core.reports.before_after import trained_evals
 from telescope_train.algorithms import load_algorithm
 from telescope_train.config.fields import sorted_out, was_set
 from telescope_train.config.schema import TrainConfig
@@ -25,6 +26,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
             learning_rate=config.trainer.learning_rate,
             use_lora=config.trainer.use_lora,
         ),
+        *_split_notes(prepared),
         *_checkpoint_notes(config),
         *_opponent_notes(config),
         *_scheduling_notes(config),
@@ -32,6 +34,24 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
         *_algorithm_notes(config),
         *([given] if given else []),
     )
+
+
+def _split_notes(prepared: Prepared) -> Iterator[str]:
+    config = prepared.config
+    names = [one.name for one in config.environments if one.split == "eval"]
+    records = prepared.environments.records
+    trained = trained_evals(config.model_dump(mode="json"), records)
+    if names:
+        yield (
+            f'split = "eval": the run trains on the examples that evals play of '
+            f"{', '.join(names)}. No result on that split is held out for its weights: it shows "
+            "whether training works, not what the model has learned beyond these examples"
+        )
+    if trained:
+        yield (
+            f"evals of {', '.join(trained)} play the split that is trained on, so that what they "
+            "show is not held out"
+        )
 
 
 def _stop_notes(config: TrainConfig) -> Iterator[str]:

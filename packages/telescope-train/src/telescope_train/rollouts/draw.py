@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.types import Split
 
 _SPARES = 64
 """Number of examples of an endless split from which the first replacement is chosen."""
@@ -23,9 +24,10 @@ class Drawn:
 
     environment: str
     example_index: int
-    """Index in the training split of the environment."""
+    """Index in `split` of the environment."""
     number: int = 0
     """Number of earlier draws; a replacement has the number of the replaced draw."""
+    split: Split = Split.TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Source:
     """Size of the split; None = endless."""
     held_out: frozenset[int] = frozenset()
     """Indices of examples that are never drawn, not even as replacements."""
+    split: Split = Split.TRAIN
 
     def __post_init__(self) -> None:
         """Raise if no example of the split is left."""
@@ -88,7 +91,12 @@ class ExampleDraw:
         index = self._index(name, self._taken[name])
         self._taken[name] += 1
         self.position += 1
-        return Drawn(environment=name, example_index=index, number=self.position - 1)
+        return Drawn(
+            environment=name,
+            example_index=index,
+            number=self.position - 1,
+            split=self._sources[name].split,
+        )
 
     def replacement(self, rejected: Drawn, group_id: str) -> Drawn:
         """Return the example for `group_id`, which replaces `rejected`.
@@ -110,7 +118,12 @@ class ExampleDraw:
             place += place >= source.place(rejected.example_index)
         else:
             place = chance.randrange(source.num_left)
-        return Drawn(environment=name, example_index=source.index(place), number=rejected.number)
+        return Drawn(
+            environment=name,
+            example_index=source.index(place),
+            number=rejected.number,
+            split=source.split,
+        )
 
     def skip_to(self, position: int) -> None:
         """Draw and discard examples until `position` draws were made."""

@@ -32,8 +32,8 @@ class HeldOut:
 
     ids: frozenset[str] = frozenset()
     indices: frozenset[int] = field(default_factory=frozenset[int])
-    """Positions of some of them in the training split: those that evals take from it by index. The
-    others are found when they are drawn."""
+    """Positions of some of them in the split that is trained on: those that evals take from it by
+    index. The others are found when they are drawn."""
 
 
 class Cleared(NamedTuple):
@@ -52,9 +52,9 @@ class Cleared(NamedTuple):
             if example_id in self.held_out:
                 raise TelescopeError(
                     f"{self.drawn.environment!r} played example {example_id!r}, which evals hold "
-                    f"out, as example {self.drawn.example_index} of its train split, where it had "
-                    "shown another one. Its examples must be the same at every call; run "
-                    "`telescope env validate`"
+                    f"out, as example {self.drawn.example_index} of its {self.drawn.split} split, "
+                    "where it had shown another one. Its examples must be the same at every call; "
+                    "run `telescope env validate`"
                 )
         return group
 
@@ -116,7 +116,7 @@ class TrainingExamples:
             if not held:
                 return Cleared(drawn, held)
             client = self._clients[drawn.environment]
-            example = await client.example(Split.TRAIN, drawn.example_index)
+            example = await client.example(drawn.split, drawn.example_index)
             if example.id not in held:
                 return Cleared(drawn, held)
             # Not the next draw in order: many groups get here at once, and which one comes first
@@ -153,7 +153,7 @@ def eval_split(entry: EvalEntry, description: EnvironmentDescription) -> Split:
     """Return the split of an eval: the training split if there is no other."""
     if entry.separate_eval_samples and Split.EVAL not in description.num_examples:
         return Split.TRAIN
-    return Split.EVAL
+    return Split(entry.split)
 
 
 async def hold_out(
@@ -168,6 +168,7 @@ async def hold_out(
     for entry in config.environments:
         ids: set[str] = set()
         indices: set[int] = set()
+        trained = Split(entry.split)
         for eval_entry in _separated(config):
             if _environment_id(records, eval_entry) == _environment_id(records, entry):
                 client = evals[eval_entry.name]
@@ -175,13 +176,13 @@ async def hold_out(
                 split = eval_split(eval_entry, description)
                 played = range(num_played(eval_entry, description.num_examples[split]))
                 ids.update(await _ids(client, split, played))
-                if split is Split.TRAIN and eval_entry.env == entry.env:
+                if split is trained and eval_entry.env == entry.env:
                     indices.update(played)
         if ids:
-            size = descriptions[entry.name].num_examples.get(Split.TRAIN)
+            size = descriptions[entry.name].num_examples.get(trained)
             if size is not None and len(ids) >= size:
                 # Nothing may be left. Only then is every training example read.
-                here = await _ids(training[entry.name], Split.TRAIN, range(size))
+                here = await _ids(training[entry.name], trained, range(size))
                 indices.update(index for index, name in enumerate(here) if name in ids)
             found[entry.name] = HeldOut(ids=frozenset(ids), indices=frozenset(indices))
     return found

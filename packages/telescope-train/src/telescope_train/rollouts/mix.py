@@ -1,7 +1,7 @@
 """Environments of a run and their shares: from config entries to a sampler."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from telescope_core.base.environment_record import EnvironmentRecord
@@ -70,15 +70,17 @@ async def training_environments(
     )
 
 
-def left_out_of_training(descriptions: Mapping[str, EnvironmentDescription]) -> list[str]:
+def left_out_of_training(
+    entries: Sequence[EnvironmentEntry], descriptions: Mapping[str, EnvironmentDescription]
+) -> list[str]:
     """Return a line for each environment with rows that are no training examples."""
-    counts = {name: one.num_dropped.get(Split.TRAIN, 0) for name, one in descriptions.items()}
-    return [
-        f"{name}: rows left out of training, because they repeat others or evals hold them out: "
-        f"{number:,}"
-        for name, number in counts.items()
-        if number
-    ]
+    lines: list[str] = []
+    for entry in entries:
+        number = descriptions[entry.name].num_dropped.get(Split(entry.split), 0)
+        why = "they repeat others" + (" or evals hold them out" if entry.split == "train" else "")
+        if number:
+            lines.append(f"{entry.name}: rows left out of training, because {why}: {number:,}")
+    return lines
 
 
 def sampling_of(entry: EnvironmentEntry, config: TrainConfig) -> Sampling:
@@ -105,8 +107,9 @@ def make_sampler(
         Source(
             environment=entry.name,
             weight=entry.weight,
-            num_examples=train_size(mix.descriptions[entry.name]),
+            num_examples=train_size(entry, mix.descriptions[entry.name]),
             held_out=mix.held_out.get(entry.name, HeldOut()).indices,
+            split=Split(entry.split),
         )
         for entry in config.environments
     ]
@@ -149,16 +152,19 @@ def make_sampler(
     )
 
 
-def train_size(description: EnvironmentDescription) -> int | None:
-    """Return the number of training examples, None = endless; raises ConfigError without any."""
-    if Split.TRAIN not in description.num_examples:
+def train_size(entry: EnvironmentEntry, description: EnvironmentDescription) -> int | None:
+    """Return how many examples `entry` trains on, None = endless; ConfigError if it has none."""
+    split = Split(entry.split)
+    if split not in description.num_examples:
+        other = 'or set split = "eval" to train on what is evaluated'
         raise ConfigError(
-            f"{description.name!r} has no train split, only "
-            f"{', '.join(description.num_examples) or 'none'}; use it in [[evals]]"
+            f"{description.name!r} has no {split} split, only "
+            f"{', '.join(description.num_examples) or 'none'}; "
+            + (f"use it in [[evals]], {other}" if split is Split.TRAIN else "remove split")
         )
-    size = description.num_examples[Split.TRAIN]
+    size = description.num_examples[split]
     if size == 0:
         raise ConfigError(
-            f"the train split of {description.name!r} has no examples; check its settings"
+            f"the {split} split of {description.name!r} has no examples; check its settings"
         )
     return size

@@ -29,7 +29,6 @@ from telescope_core.base.types import (
     Rollout,
     RolloutStatus,
     Sampling,
-    Split,
     StopReason,
     WeightVersion,
 )
@@ -160,7 +159,7 @@ class Player:
         )
         cleared.require(group)
         try:
-            return await environment.client.score_group(Split.TRAIN, drawn.example_index, group)
+            return await environment.client.score_group(drawn.split, drawn.example_index, group)
         except EnvironmentProcessError:
             raise  # no process can be kept alive
         except Exception as error:  # noqa: BLE001 - a reward boundary: its group fails, not the run
@@ -196,7 +195,7 @@ class Player:
 
     def _request(self, pending: PendingGroup, drawn: Drawn, index: int) -> PlayRequest:
         return PlayRequest(
-            split=Split.TRAIN,
+            split=drawn.split,
             example_index=drawn.example_index,
             group_id=pending.group_id,
             index=index,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from telescope_core.base.protocols import EnvironmentClient
-from telescope_core.base.types import Message, Split
+from telescope_core.base.types import Message
 from telescope_train.cluster.supervision import cancel
 from telescope_train.rollouts.draw import Drawn, ExampleDraw
 
@@ -85,7 +85,7 @@ async def first_messages(
     An environment may begin with other messages; its prompts are then rendered with the first
     request.
     """
-    example = await client.example(Split.TRAIN, drawn.example_index)
+    example = await client.example(drawn.split, drawn.example_index)
     prompt = example.prompt
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else list(prompt)
     system = system_prompts[drawn.environment]

@@ -167,7 +167,9 @@ class SimulatedEnvironment:
     async def play(self, request: PlayRequest, policy: Policy) -> Rollout:
         """Play one rollout; a failure is returned as one."""
         assert isinstance(policy, SimulatedPolicy), "simulated environments need such policies"
-        rollout = replace(request.rollout(self.name), example_id=f"train-{request.example_index}")
+        rollout = replace(
+            request.rollout(self.name), example_id=f"{request.split}-{request.example_index}"
+        )
         try:
             async with asyncio.timeout(request.deadline_s):
                 reward = await self._play(request, policy)

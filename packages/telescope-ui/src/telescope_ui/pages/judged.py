@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.result import EvalResult
-from telescope_core.reports.before_after import before_and_after
+from telescope_core.reports.before_after import before_and_after, trained_evals
 from telescope_core.reports.verdict import RunVerdict, seconds_left, verdict_of
 from telescope_ui.base.answers import JsonObject
 from telescope_ui.files.eval_files import EvalPlace, eval_keys, problem_of, result_of
@@ -39,7 +39,8 @@ def judged(run: OneRun) -> Judged:
     state = run.info().observed_state
     total = settings_of(run)["number_of_steps"]
     num_steps = total if isinstance(total, int) else None
-    changes = before_and_after(eval_results(run))
+    trained = trained_evals(run.config(), run.info().environments)
+    changes = before_and_after(eval_results(run), trained)
     return Judged(
         verdict_of(
             history,
