@@ -143,6 +143,7 @@ PLANTED = {
     "entropy gone": {"entropy": rising(0.5, 0.001)},
     "entropy explodes": {"entropy": rising(0.4, 2.4)},
     "truncation": {"truncated/fraction": rising(0.0, 1.0)},
+    "some answers cut": {"truncated/fraction": 0.15},
     "out of context": {"rollouts/out_of_context": 100.0},
     "deadlines": {"rollouts/timed_out": 60.0},
     "length grows": {"completion_len/mean": rising(5.0, 20.0), "task_reward/mean": 0.3},
@@ -153,6 +154,7 @@ PLANTED = {
     },
     "too old": {"rollouts/off_policy": 100.0},
     "few samples count": {"effective_sample_size": 0.1},
+    "ratio off one": {"importance_weight/mean": 1.2, "staleness/mean": 0.0},
     "clipping": {"clip_fraction/low": 0.4, "clip_fraction/high": 0.5},
     "corrected away": {"tis/masked_fraction": 0.5},
     "filtered": {"filtered/repetition": 200.0},
@@ -398,6 +400,53 @@ def test_a_few_turns_that_branch_now_and_then_are_no_finding():
 def test_one_environment_may_collapse_alone():
     found = found_in(healthy(100, **{"task_reward/code/mean": rising(0.4, 0.0)}))
     assert [(one.rule, one.environment) for one in found] == [("collapse", "code")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric"),
+    [
+        ({"importance_weight/mean": 0.85, "staleness/mean": 0.0}, "importance_weight/mean"),
+        ({"importance_weight/mean": 1.09, "staleness/mean": 0.0}, None),
+        ({"importance_weight/mean": 1.2}, None),
+        (
+            {"importance_weight/mean": 1.2, "behave_imp_weight/mean": 1.0},
+            "importance_weight/mean",
+        ),
+        (
+            {
+                "importance_weight/mean": 1.0,
+                "behave_imp_weight/mean": 1.2,
+                "staleness/mean": 0.0,
+            },
+            "behave_imp_weight/mean",
+        ),
+        ({"importance_weight/mean": 1.0, "behave_imp_weight/mean": 1.2}, None),
+        (
+            {
+                "importance_weight/mean": 1.2,
+                "staleness/mean": 0.0,
+                "effective_sample_size": 0.1,
+            },
+            None,
+        ),
+        (
+            {"importance_weight/mean": 1.2, "staleness/mean": 0.0, "mismatch/mean": 0.3},
+            None,
+        ),
+    ],
+)
+def test_a_mean_ratio_away_from_one_is_named_where_nothing_else_explains_it(changes, metric):
+    found = [one for one in found_in(healthy(30, **changes)) if one.rule == "ratio off one"]
+    assert [one.metrics[0] for one in found] == ([] if metric is None else [metric])
+
+
+@pytest.mark.parametrize(
+    ("share", "rules"),
+    [(0.04, []), (0.06, ["some answers cut"]), (0.4, ["some answers cut"]), (0.6, ["truncation"])],
+)
+def test_answers_that_are_cut_are_told_once_from_a_twentieth_on(share, rules):
+    found = found_in(healthy(30, **{"truncated/fraction": share}))
+    assert [one.rule for one in found] == rules
 
 
 def test_the_page_has_every_rule_with_its_question():

@@ -39,11 +39,22 @@ def diagnose(history: History) -> list[Finding]:
     if collapses:
         # That no group teaches any more is what follows from it.
         found = [one for one in found if one.is_over or one.rule not in _FOLLOW_A_COLLAPSE]
+    until = {one.rule: one.last_step for one in found}
+    found = [
+        one
+        for one in found
+        if all(until.get(other, 0) < one.last_step for other in _TOLD_BY.get(one.rule, ()))
+    ]
     order = list(Kind)
     return sorted(found, key=lambda one: (one.is_over, order.index(one.kind), one.first_step))
 
 
 _FOLLOW_A_COLLAPSE = ("nothing trained", "one reward", "no signal")
+_TOLD_BY = {
+    "ratio off one": ("another model", "mismatch grows", "few samples count", "corrected away"),
+    "some answers cut": ("truncation",),
+}
+"""Rule -> those that say the same and more, so that it is silent of steps of which they speak."""
 
 
 def _mismatch_grows(rule: Rule, history: History) -> Found:
@@ -62,6 +73,47 @@ def _mismatch_grows(rule: Rule, history: History) -> Found:
         "weights.",
         "mismatch/mean",
     )
+
+
+def _ratio_off_one(rule: Rule, history: History) -> Found:
+    """Find steps whose mean ratio is away from 1 although their tokens are of the newest weights.
+
+    The mean of policy over sampler is 1 over tokens of the sampler, and engines that differ by less
+    than `another model` allows, 0.1 nats, move it by about as much at most.
+    """
+    ages = dict(history.named("staleness/mean"))
+    recomputed = history.named("behave_imp_weight/mean")
+    for metric, is_to_sampler in (
+        ("importance_weight/mean", not recomputed),
+        ("behave_imp_weight/mean", True),
+    ):
+        means = history.named(metric)
+        if is_to_sampler:
+            means = [(step, mean) for step, mean in means if ages.get(step) == 0]
+        stretch = history.stretch(means, lambda mean: abs(mean - 1) > 0.1, least=5)
+        if stretch is None:
+            continue
+        remedies: list[str] = []
+        if metric == "importance_weight/mean":
+            remedies.append(
+                "Lower number_of_minibatches, ppo_epochs or learning_rate: with one optimizer step "
+                "per batch it is 1 but for rounding."
+            )
+        if is_to_sampler:
+            remedies.append(
+                "If it takes one, the log-probs of the engine are not those of the tokens that it "
+                "draws: see mismatch/mean, and what vllm_arguments say about sampling."
+            )
+        yield rule.over(
+            stretch,
+            f"The mean importance weight is {fmean(stretch.values(means)):.3g} on tokens that "
+            f"{'the newest weights' if is_to_sampler else 'any weights'} sampled, where it should "
+            f"be 1 ({metric}).",
+            " ".join(remedies),
+            metric,
+            "mismatch/mean",
+        )
+        return
 
 
 def _failures(rule: Rule, history: History) -> Found:
@@ -531,6 +583,16 @@ RULES: tuple[Rule, ...] = (
         least=5,
         rollouts={"truncated": "true"},
     ),
+    Rule("some answers cut", Kind.SLOW, "Do nearly all answers end by themselves?").in_a_row(
+        "{recent:.0%} of the rollouts were cut by max_tokens before they ended: above 5 % the "
+        "limit shapes what is learned, and what was sampled of them is mostly lost.",
+        "Raise max_tokens, or see whether answers grow without a higher reward.",
+        "truncated/fraction",
+        "completion_len/mean",
+        holds=lambda share: share > 0.05,
+        least=5,
+        rollouts={"truncated": "true"},
+    ),
     Rule("out of context", Kind.UNHEALTHY, "Do conversations fit?").in_a_row(
         "More than a quarter of the rollouts reached the end of the model's context.",
         "Raise seq_len (and max_model_len, if it is set), lower the number of turns, or shorten "
@@ -574,6 +636,7 @@ RULES: tuple[Rule, ...] = (
         "importance_weight/max",
         holds=lambda share: share < 0.5,
     ),
+    Rule("ratio off one", Kind.UNHEALTHY, "Is what is trained on of the policy?", _ratio_off_one),
     Rule("clipping", Kind.UNHEALTHY, "Are steps small enough?").in_a_row(
         "The clip took effect on more than 75 % of the tokens; half is usual in GSPO.",
         "Steps are too large: lower learning_rate, number_of_minibatches or ppo_epochs.",

@@ -55,7 +55,7 @@ _RULES = (
         is_share=True,
         explanation="Rollouts with a turn that max_tokens cut. Above 5% the limit shapes them.",
         watch=0.05,
-        bad=0.25,
+        bad=0.5,
         query="truncated=true",
     ),
     _Rule(
