@@ -12,6 +12,7 @@ import pytest
 from tests.asking import ask
 
 from telescope_cli import main as cli
+from telescope_cli.rescore import _saved
 from telescope_core.evals import EvalFolder, EvalResult, EvalSettings, compare_results
 from telescope_core.finding.locate import load_environment_class
 from telescope_core.in_process import InProcessEnvironment
@@ -457,6 +458,12 @@ def test_the_rescore_of_a_run_has_its_sampling(place):
     assert rescore("r", "--env", "sums_env:Mended", "--output", "out") == 0
     expected = Sampling(max_tokens=8, temperature=0.5, stop=("\n",))
     assert EvalFolder(Path("out")).result().settings.sampling == expected
+
+
+@pytest.mark.parametrize("split", [Split.TRAIN, Split.EVAL])
+def test_the_rescore_of_a_run_is_of_the_split_that_it_trained_on(place, split):
+    save_run("Sums", ANSWERS, entries=[{"name": "sums_env:Sums", "env": {}, "split": split.value}])
+    assert _saved("r", "sums_env:Mended", None, None).split is split
 
 
 def test_a_new_folder_that_is_removed_meanwhile_is_not_made_anew(place, capsys, monkeypatch):

@@ -101,8 +101,8 @@ def _ratio_off_one(rule: Rule, history: History) -> Found:
             )
         if is_to_sampler:
             remedies.append(
-                "If it takes one, the log-probs of the engine are not those of the tokens that it "
-                "draws: see mismatch/mean, and what vllm_arguments say about sampling."
+                "If that is not it, the log-probs of the engine are not those of the tokens that "
+                "it draws: see mismatch/mean, and what vllm_arguments say about sampling."
             )
         yield rule.over(
             stretch,
