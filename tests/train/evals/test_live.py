@@ -31,12 +31,12 @@ from telescope_train.rollouts.environments import OpenedEnvironments
 from telescope_train.rollouts.held_out import question_of
 
 
-def config(model: str = "none") -> TrainConfig:
+def config(model: str = "none", name: str = "math-reasoning") -> TrainConfig:
     return load_train_config(
         [],
         [
             *("--name", "run", "--number_of_steps", "2", "--model", model, "--max_tokens", "40"),
-            *("--environments", '[{"name": "math-reasoning"}]'),
+            *("--environments", f'[{{"name": "{name}"}}]'),
         ],
     )
 
@@ -136,7 +136,9 @@ async def test_prompts_with_pictures_are_refused_before_any_server_starts():
 
     sees = InProcessEnvironment(Sees(), name="sees")
     opened = OpenedEnvironments(training={"sees": sees}, evals={}, clients=(sees,))
-    prepared = SimpleNamespace(config=config(), environments=SimpleNamespace(opened=opened))
+    prepared = SimpleNamespace(
+        config=config(name="sees"), environments=SimpleNamespace(opened=opened)
+    )
     with pytest.raises(ConfigError, match=r"environment sees: a user message has a picture"):
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
@@ -154,7 +156,9 @@ async def test_nothing_to_train_on_is_refused_before_any_server_starts(has_split
 
     held = InProcessEnvironment(Held(), name="held")
     opened = OpenedEnvironments(training={"held": held}, evals={}, clients=(held,))
-    prepared = SimpleNamespace(config=config(), environments=SimpleNamespace(opened=opened))
+    prepared = SimpleNamespace(
+        config=config(name="held"), environments=SimpleNamespace(opened=opened)
+    )
     with pytest.raises(ConfigError, match=problem):
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
@@ -179,7 +183,7 @@ async def test_tools_that_a_template_cannot_take_are_refused_before_any_server_s
     offers = InProcessEnvironment(Offers(), name="offers")
     opened = OpenedEnvironments(training={"offers": offers}, evals={}, clients=(offers,))
     prepared = SimpleNamespace(
-        config=config(str(tiny)), environments=SimpleNamespace(opened=opened)
+        config=config(str(tiny), "offers"), environments=SimpleNamespace(opened=opened)
     )
     with pytest.raises(ConfigError, match="tool_call_parser"):
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
