@@ -311,6 +311,33 @@ async def test_a_judge_is_asked_where_it_may_be():
     assert not [name for name in again.tags if name.startswith(LEFT_OUT)]
 
 
+class Counted(Sum):
+    """Each grade of its judge costs money, and its other part may raise."""
+
+    num_asked = 0
+
+    @reward(weight=0.5)
+    async def nice(self):
+        self.num_asked += 1
+        return 1.0
+
+    @reward(weight=0.5)
+    def correct(self, completion, answer):
+        return float(int(completion) == int(answer))
+
+    def golden_answers(self, example):
+        return {"sum": example.answer}
+
+
+@pytest.mark.parametrize(("answer", "whole"), [("4", 1.0), ("four", None)])
+async def test_where_judges_are_asked_each_part_is_evaluated_once(answer, whole):
+    environment = Counted()
+    again = await rescored(environment, await played(Sum(), answer), asks_models=True)
+    assert (again.reward, again.rewards["nice"], environment.num_asked) == (whole, 1.0, 1)
+    assert (f"{RAISED}correct" in again.tags) == (whole is None)
+    assert again.golden_answers == ({"sum": "4"} if whole else {})
+
+
 async def test_a_group_reward_asks_no_judge():
     client = client_of(JudgedGroups())
     saved = await rescored(JudgedGroups(), await played(Sum(), "4"))

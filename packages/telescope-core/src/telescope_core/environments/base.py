@@ -307,32 +307,12 @@ class Environment:
 
     async def score(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> Rollout:
         """Return `rollout` with its reward, rewards by name and metrics."""
-        self._require_answer(example)
+        require_answer(self, example)
         functions = [f for f in self.score_functions if f.kind != "group_reward"]
         values = await evaluate(
             functions, self, self.caller, rollout=rollout, example=example, episode=episode
         )
-        asked = self.golden_answers
-        if type(self).golden_answers is Environment.golden_answers:
-            golden: object = asked(example)
-        else:
-            golden = await self.caller.one("golden_answers", asked, example)
-        scored = replace(
-            rollout,
-            rewards={f.name: values[f.name] for f in functions if f.kind == "reward"},
-            metrics={
-                **rollout.metrics,
-                **{f.name: values[f.name] for f in functions if f.kind == "metric"},
-            },
-            golden_answers=as_named_texts(golden, method=asked),
-        )
-        if type(self).compute_reward is Environment.compute_reward:
-            value: object = self.compute_reward(scored, example)
-        else:
-            value = await self.caller.one("reward", self.compute_reward, scored, example)
-        total = as_number(value, what=lambda: f"{class_location(type(self))}: compute_reward")
-        self.check_range(total)
-        return replace(scored, reward=total)
+        return await with_total(self, rollout, example, values)
 
     def check_range(self, total: float) -> None:
         """Raise UnplayableError when `total` is outside the declared range.
@@ -377,16 +357,47 @@ class Environment:
                 await Environment.close(self)
             self.caller.close()
 
-    def _require_answer(self, example: Example) -> None:
-        readers = [f.name for f in self.score_functions if f.reads_answer]
-        needs = bool(readers) if self.needs_answer is None else self.needs_answer
-        if needs and not example.answer:
-            reason = f"it is read by {' and '.join(readers)}" if readers else "needs_answer is True"
-            raise RewardError(
-                f"{class_location(type(self))}: example {example.id!r} has no answer, but "
-                f"{reason}; set Example(answer=...), or set needs_answer = False if an empty "
-                "answer is intended"
-            )
+
+def require_answer(environment: Environment, example: Example) -> None:
+    """Raise RewardError if a reward or metric reads the answer of `example`, which has none."""
+    readers = [f.name for f in environment.score_functions if f.reads_answer]
+    needs = bool(readers) if environment.needs_answer is None else environment.needs_answer
+    if needs and not example.answer:
+        reason = f"it is read by {' and '.join(readers)}" if readers else "needs_answer is True"
+        raise RewardError(
+            f"{class_location(type(environment))}: example {example.id!r} has no answer, but "
+            f"{reason}; set Example(answer=...), or set needs_answer = False if an empty "
+            "answer is intended"
+        )
+
+
+async def with_total(
+    environment: Environment, rollout: Rollout, example: Example, values: Mapping[str, float]
+) -> Rollout:
+    """Return `rollout` with its reward; `values` are those of all reward and metric methods."""
+    functions = [f for f in environment.score_functions if f.kind != "group_reward"]
+    kind, caller = type(environment), environment.caller
+    asked = environment.golden_answers
+    if kind.golden_answers is Environment.golden_answers:
+        golden: object = asked(example)
+    else:
+        golden = await caller.one("golden_answers", asked, example)
+    scored = replace(
+        rollout,
+        rewards={f.name: values[f.name] for f in functions if f.kind == "reward"},
+        metrics={
+            **rollout.metrics,
+            **{f.name: values[f.name] for f in functions if f.kind == "metric"},
+        },
+        golden_answers=as_named_texts(golden, method=asked),
+    )
+    if kind.compute_reward is Environment.compute_reward:
+        value: object = environment.compute_reward(scored, example)
+    else:
+        value = await caller.one("reward", environment.compute_reward, scored, example)
+    total = as_number(value, what=lambda: f"{class_location(kind)}: compute_reward")
+    environment.check_range(total)
+    return replace(scored, reward=total)
 
 
 def _declared_names(cls: type) -> set[str]:

@@ -14,10 +14,10 @@ from telescope_core.base.errors import ContextLengthError, NotGradedError
 from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, PlayRequest
 from telescope_core.base.scripted import ScriptedClient
 from telescope_core.base.types import CLUSTER, Example, Message, Rollout, StopReason
-from telescope_core.environments.base import Environment
+from telescope_core.environments.base import Environment, require_answer, with_total
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.rewards import OF_EPISODE, ScoreFunction, evaluate
-from telescope_core.environments.usage import refused_roles
+from telescope_core.environments.usage import may_ask, refused_roles
 from telescope_core.playing.rollout import Playing, outcome_of
 from telescope_core.records.rows import turns_in
 
@@ -100,7 +100,11 @@ class _Rescoring(Playing):
     async def score(self, rollout: Rollout, episode: Episode[Any]) -> Rollout:
         """Return `rollout` with its reward; raises its first error, or NotGradedError."""
         error: Exception | None = None
-        if not self._left_out:
+        # Where judges are asked, each part is evaluated once, as that costs money.
+        is_once = may_ask() and bool(_own_parts(self._environment))
+        if is_once:
+            require_answer(self._environment, episode.example)
+        elif not self._left_out:
             try:
                 scored = await super().score(rollout, episode)
             except Exception as raised:  # noqa: BLE001 - raised again once all parts are known
@@ -113,6 +117,9 @@ class _Rescoring(Playing):
         if error := error or first:
             raise error
         environment = self._environment
+        if is_once and not self._left_out:
+            values = {**episode.metrics, **self._rollout.rewards}
+            return await with_total(environment, rollout, episode.example, values)
         is_sum = type(environment).compute_reward is Environment.compute_reward
         summands = {one.name for one in _own_parts(environment) if one.kind == "reward"}
         if is_sum and not self._left_out.keys() & {WHOLE, *summands}:
