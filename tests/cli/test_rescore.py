@@ -339,6 +339,20 @@ def test_what_cannot_be_meant_is_refused(place, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"api_key": "s"}, "--env.api_key"),
+        ({"judge": {"extra_body": {"token": "s"}}}, "--env.judge.extra_body.token"),
+        ({"urls": ["http://a?key=s"]}, "--env.urls"),
+    ],
+)
+def test_a_secret_that_the_folder_does_not_hold_is_asked_for(place, capsys, settings, name):
+    save_run("Sums", [[["0"]]], entries=[{"name": "sums_env:Sums", "env": settings}])
+    assert rescore("r", "--env", "sums_env:Sums") == 2
+    assert f"give it again with {name} VALUE" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_new_rewards_are_a_folder_that_evals_read(place, capsys):
     save_run("Sums", ANSWERS)

@@ -37,8 +37,8 @@ from telescope_core.base.interruptible import run
 from telescope_core.base.interrupts import held
 from telescope_core.base.open_files import raise_limit
 from telescope_core.base.secret_names import (
-    HIDDEN,
     hidden,
+    names_left_out,
     secret_values,
     secrets_line,
     without_values,
@@ -503,10 +503,9 @@ def _steps(text: str | None, known: Sequence[int], path: Path) -> tuple[int, ...
 def _with_given(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recorded settings merged with the given ones; secrets must be given again."""
     settings = cast(dict[str, Any], merged(recorded, given))
-    left_out = [name for name, value in settings.items() if value == HIDDEN]
-    if left_out:
+    if left_out := next(names_left_out(settings), ""):
         raise ConfigError(
-            f"the setting {left_out[0]!r} of the environment is a secret, which the folder does "
-            "not hold; give it again with --env.NAME VALUE"
+            f"the setting {left_out!r} of the environment is a secret, which the folder does not "
+            f"hold; give it again with --env.{left_out.partition('[')[0]} VALUE"
         )
     return settings

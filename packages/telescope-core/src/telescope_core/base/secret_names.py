@@ -5,7 +5,7 @@ what quotes texts of others takes `hidden` or `without_values` with the values t
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -178,6 +178,18 @@ def _masked(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_masked(one) for one in cast(Sequence[Any], value)]
     return HIDDEN if isinstance(value, str) and value else value
+
+
+def names_left_out(settings: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of settings of which `without_secrets` has left out a part."""
+    if isinstance(settings, Mapping):
+        for key, one in cast(Mapping[str, Any], settings).items():
+            yield from names_left_out(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list | tuple):
+        for number, one in enumerate(cast(Sequence[Any], settings)):
+            yield from names_left_out(one, f"{name}[{number}]")
+    elif isinstance(settings, str) and HIDDEN in settings:
+        yield name
 
 
 def without_values(value: Any, secrets: Collection[str]) -> Any:

@@ -4,12 +4,12 @@ The settings of RUN replace a settings file, and its checkpoint of step N replac
 `resume_from_checkpoint`; `resume` does the rest. RUN is only read. Imports no torch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.secret_names import HIDDEN
+from telescope_core.base.secret_names import names_left_out
 from telescope_core.records import RunFolder
 from telescope_core.records.files import read_json
 from telescope_core.records.run_folder import SETTINGS_FILE
@@ -65,7 +65,7 @@ def load_fork(
     }
     if moved - given - OWN:
         loaded = load(given | moved)
-    if hidden := list(_hidden(loaded.model_dump(mode="json"))):
+    if hidden := list(names_left_out(loaded.model_dump(mode="json"))):
         raise ConfigError(
             f"{', '.join(hidden)}: a secret, which {run.path} does not hold; give it again, or the "
             "settings file of the run before the flags: telescope train run.toml --fork ..."
@@ -117,15 +117,3 @@ def _checkpoint_at(run: RunFolder, config: Mapping[str, Any], step: int) -> RunC
             "--checkpoint_every"
         )
     raise ConfigError(said)
-
-
-def _hidden(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the names of settings of which the record lacks a part."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _hidden(one, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _hidden(one, f"{name}[{number}]")
-    elif isinstance(value, str) and HIDDEN in value:
-        yield name
