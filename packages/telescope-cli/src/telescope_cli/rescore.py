@@ -50,7 +50,6 @@ from telescope_core.base.types import (
     RolloutStatus,
     Sampling,
     Split,
-    TurnInfo,
 )
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalFolder, EvalSettings
@@ -318,13 +317,18 @@ def _new_row(one: Graded) -> RolloutRow:
     """Return the row with its new reward; without one, a failed rollout with the reason."""
     row = replace(one.row, reward=None, rewards={}, advantage=None)
     if one.rollout is not None:
+        # It begins with the saved notes, unless it was played again. Of what has been noted anew,
+        # such as a verdict, the new notes are kept.
+        old, new = row.info, one.rollout.info
+        new = new[len(old) :] if new[: len(old)] == old else new
+        renewed = {note.key for note in new}
         row = replace(
             row,
             reward=one.rollout.reward,
             rewards=one.rollout.rewards,
             metrics={**row.metrics, **one.rollout.metrics},
             golden_answers=one.rollout.golden_answers or row.golden_answers,
-            info=_notes(row.info, one.rollout.info),
+            info=(*(note for note in old if note.key not in renewed), *new),
         )
     if row.reward is None:
         reason = one.why_not or "; ".join(f"{part}: {why}" for part, why in one.left_out.items())
@@ -335,15 +339,6 @@ def _new_row(one: Graded) -> RolloutRow:
             error=one.error or reason,
         )
     return replace(row, status=RolloutStatus.KEPT, status_reason="", error=None)
-
-
-def _notes(saved: tuple[TurnInfo, ...], graded: tuple[TurnInfo, ...]) -> tuple[TurnInfo, ...]:
-    """Return the saved notes, but of what has been noted anew, such as a verdict, the new ones.
-
-    `graded` begins with the saved notes, unless the rollout was played again.
-    """
-    new = graded[len(saved) :] if graded[: len(saved)] == saved else graded
-    return (*(one for one in saved if one.key not in {note.key for note in new}), *new)
 
 
 def _finish(
