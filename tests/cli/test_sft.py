@@ -70,7 +70,6 @@ def test_a_dataset_is_learnt_and_what_was_cut_is_said(telescope, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fact"),
     [
-        ([], "telescope sft"),
         (["sft.toml", "--batchsize", "3"], "batch_size"),
         (["none.toml"], "none.toml"),
     ],
@@ -82,4 +81,5 @@ def test_mistakes_are_one_message_and_write_nothing(
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert fact in err
+    assert telescope()[0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
