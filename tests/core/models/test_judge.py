@@ -237,6 +237,8 @@ def test_no_helper_model_has_a_temperature_below_zero(settings):
 def test_the_text_that_ends_a_conversation_is_not_one_that_every_reply_has():
     with pytest.raises(ValueError, match="done_text"):
         UserSimulatorConfig(done_text="")
+    with pytest.raises(ValueError, match="name of an environment variable"):
+        UserSimulatorConfig(api_key_env="sk-a-key-that-was-pasted")
 
 
 NO_TEMPERATURE = '{"error": {"message": "\'temperature\' is not supported with this model"}}'

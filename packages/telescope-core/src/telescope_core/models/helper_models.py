@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from telescope_core.base.errors import (
     NOTHING_SPENT,
@@ -33,6 +33,16 @@ from telescope_core.parsers import without_thinking
 
 Result = TypeVar("Result")
 Temperature = Annotated[float, Field(ge=0)]
+
+
+def _a_name(text: str) -> str:
+    if (
+        text and not text.isidentifier()
+    ):  # a key that was pasted would be recorded with the settings
+        raise ValueError("expected the name of an environment variable that holds the key")
+    return text
+
+
 _MILLION = 1_000_000
 
 
@@ -43,7 +53,7 @@ class HelperModelConfig(Settings):
     """Base URL of an OpenAI-compatible endpoint, such as `http://127.0.0.1:8001/v1`."""
     model: str = ""
     """Name of the model at the endpoint; empty = the only one it serves."""
-    api_key_env: str = ""
+    api_key_env: Annotated[str, AfterValidator(_a_name)] = ""
     """Environment variable that holds the API key; must be one of the environment's `secrets`."""
     temperature: Temperature = 0.0
     """0 = greedy. Unless it is set, it is left out at an endpoint that refuses it."""
