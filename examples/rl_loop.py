@@ -232,6 +232,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO in one file, over a live vLLM server.")
     parser.add_argument("--steps", type=int, default=12)
     steps = parser.parse_args().steps
+    if steps < 1:
+        parser.error(f"--steps must be at least 1, got {steps}")
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "model", seed=3)
         settings = ServerSettings(
