@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from telescope_cli import main as cli
-from telescope_cli import sft
-from telescope_cli.train import SMALLEST
+from telescope_cli.settings_files import SMALLEST_RUN, SMALLEST_SFT
 from telescope_core.base.interrupts import Interrupted
 from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
@@ -218,9 +217,9 @@ def test_a_signal_while_the_pages_of_the_report_are_written_is_no_interrupted_ru
 @pytest.mark.parametrize(
     ("call", "load", "smallest"),
     [
-        (["train", "--name", "a"], load_train_config, SMALLEST),
-        (["simulate"], load_train_config, SMALLEST),
-        (["sft"], load_sft_config, sft.SMALLEST),
+        (["train", "--name", "a"], load_train_config, SMALLEST_RUN),
+        (["simulate"], load_train_config, SMALLEST_RUN),
+        (["sft"], load_sft_config, SMALLEST_SFT),
     ],
 )
 def test_without_settings_the_smallest_file_is_shown(call, load, smallest, tmp_path, capsys):

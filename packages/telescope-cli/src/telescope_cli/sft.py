@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from telescope_cli.train import no_settings_file
+from telescope_cli.settings_files import SMALLEST_SFT, no_settings_file
 from telescope_core.base.number_text import format_metric
 from telescope_core.base.terminal import escaped
 from telescope_core.settings.config import split_arguments
@@ -13,13 +13,6 @@ from telescope_core.settings.config import split_arguments
 if TYPE_CHECKING:
     from telescope_train.sft.config import SftConfig
     from telescope_train.sft.run import SftRow
-
-SMALLEST = """\
-model = "Qwen/Qwen3-0.6B"
-output = "taught"
-dataset = "conversations.jsonl"
-"""
-"""The smallest settings file of a supervised training: what has no default, and what to learn."""
 
 
 def sft_command(
@@ -46,7 +39,7 @@ def sft_command(
 
     files, flags = split_arguments(context.args)
     if not files:
-        raise no_settings_file("sft sft.toml [--key value ...]", SMALLEST)
+        raise no_settings_file("sft sft.toml [--key value ...]", SMALLEST_SFT)
     config = load_sft_config(files, flags)
     last = _run(config, is_quiet=as_json)
     if as_json:

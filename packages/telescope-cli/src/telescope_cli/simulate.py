@@ -12,7 +12,7 @@ from rich.table import Table
 
 from telescope_cli.console import print_table, report_console
 from telescope_cli.progress import progress_of
-from telescope_cli.train import SMALLEST, no_settings_file
+from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file
 from telescope_core.base.errors import ConfigError
 from telescope_core.settings.config import split_arguments
 
@@ -109,7 +109,7 @@ def simulate_command(
 
     files, flags = split_arguments(context.args)
     if not files:
-        raise no_settings_file("simulate run.toml --gpus 16", SMALLEST)
+        raise no_settings_file("simulate run.toml --gpus 16", SMALLEST_RUN)
     config = load_train_config(files, flags)
     facts = _facts(config.model.model, config.run.output_dir, parameters)
     gpus_per_server = _gpus_per_server(config, facts, tensor_parallel)

@@ -9,31 +9,11 @@ import typer
 
 from telescope_cli.output import prints_kept_off
 from telescope_cli.run_report import write_finished_report
+from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_core.settings.config import split_arguments
-
-SMALLEST = """\
-[run]
-name = "first"
-number_of_steps = 100
-
-[model]
-model = "Qwen/Qwen3-0.6B"
-
-[[environments]]
-name = "countdown"
-"""
-"""The smallest settings file of a run: what has no default."""
-
-
-def no_settings_file(call: str, smallest: str) -> ConfigError:
-    """Return the error for a command without the settings file that `call` names."""
-    return ConfigError(
-        f"expected a settings file, got none; write: telescope {call}\n\nThe smallest one holds "
-        f"what has no default, such as:\n\n{smallest}"
-    )
 
 
 def train_command(
@@ -104,7 +84,7 @@ def train_command(
             f"step N of RUN; got only {'--at' if fork is None else '--fork'}"
         )
     if not files and fork is None:
-        raise no_settings_file("train run.toml [--key value ...]", SMALLEST)
+        raise no_settings_file("train run.toml [--key value ...]", SMALLEST_RUN)
     if resume or fork is not None:
         _require_one_beginning(flags, "--resume" if fork is None else "--fork")
     if resume:

@@ -220,8 +220,9 @@ def trouble_in(content: bytes, *, where: str) -> EndpointError | None:
     Routers that ask other endpoints report theirs like that, with status 200.
     """
     # Inside a text, the quotation marks would be escaped.
-    has_generated = b'"finish_reason"' in content
-    error = _reported(content, where) if b'"error"' in content and not has_generated else None
+    if b'"error"' not in content or b'"finish_reason"' in content:
+        return None
+    error = _reported(content, where)
     return error if error is not None and is_passing(error.status or 0) else None
 
 

@@ -33,17 +33,14 @@ from telescope_core.parsers import without_thinking
 
 Result = TypeVar("Result")
 Temperature = Annotated[float, Field(ge=0)]
+_MILLION = 1_000_000
 
 
 def _a_name(text: str) -> str:
-    if (
-        text and not text.isidentifier()
-    ):  # a key that was pasted would be recorded with the settings
+    # A key that was pasted would be recorded with the settings.
+    if text and not text.isidentifier():
         raise ValueError("expected the name of an environment variable that holds the key")
     return text
-
-
-_MILLION = 1_000_000
 
 
 class HelperModelConfig(Settings):

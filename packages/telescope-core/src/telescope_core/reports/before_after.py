@@ -93,9 +93,9 @@ def before_and_after(
     `trained`: see `trained_evals`.
     """
     # Not the name in a result: workers that run elsewhere have another one.
-    folders = {eval_folder_name(name, "").removesuffix("-") for name in trained}
+    folders = {eval_folder_name(name, "") for name in trained}
     return [
-        replace(from_first_to_last(by_tag), is_held_out=name not in folders)
+        replace(from_first_to_last(by_tag), is_held_out=f"{name}-" not in folders)
         for name, by_tag in sorted(by_moment(evals).items())
     ]
 
