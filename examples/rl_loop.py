@@ -163,9 +163,8 @@ class Learner:
     def _accumulate(self, batch: PackedBatch) -> float:
         row = packed_row(batch, torch.device("cpu"))
         logprobs_M = self.policy(row).logprobs_M
-        trained = row.trained_M
         behavior_M, advantages_M, weights_M = (
-            torch.from_numpy(array_T[trained])
+            torch.from_numpy(array_T[row.trained_M])
             for array_T in (batch.behavior_logprobs_T, batch.advantages_T, batch.weights_T)
         )
         loss_M = token_loss(logprobs_M, behavior_M, advantages_M)
