@@ -34,7 +34,7 @@ def came(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         subprocess.run([UV, *words], check=True, timeout=300)
     done = subprocess.run(
         # With "-X dev", Python says what was not closed.
-        [python, "-X", "dev", Path(__file__).with_name("try_provider.py"), cloud],
+        [python, "-W", "default::ResourceWarning", Path(__file__).with_name("try_provider.py"), cloud],
         env={**os.environ, "HOME": str(folder)},
         capture_output=True,
         text=True,
