@@ -129,15 +129,27 @@ def events_of(folder: Path) -> list[Any]:
 
 @pytest.mark.slow
 def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
-    run: TrackedRun, monkeypatch: pytest.MonkeyPatch
+    run: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr(sys, "argv", ["telescope", "train", "--env.api_key", "key-of-the-command"])
+    repository = tmp_path / "repository"
+    remote = "https://token-of-the-remote:x-oauth-basic@host.example/a.git"
+    for words in (
+        ["init", "--quiet", str(repository)],
+        ["-C", str(repository), "remote", "add", "origin", remote],
+        ["-C", str(repository), "commit", "--quiet", "--allow-empty", "--message", "first"],
+    ):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *words], check=True, timeout=60)
+    monkeypatch.chdir(repository)
     assert track(["wandb"], run, range(1, 3)) == []
     assert track(["wandb"], run, range(3, 4)) == []
     records = whole_files(run.folder, num_files=2)
     assert "key-of-the-command" not in json.dumps(records)
+    assert "token-of-the-remote" not in json.dumps(records)
     runs = [one["run"] for one in records if one["type"] == "run"]
+    assert len(runs[0]["git"]["commit"]) == 40
     assert len({one["run_id"] for one in runs}) == 1
     assert {one["project"] for one in runs} == {"telescope"}
     assert runs[0]["tags"] == ["small"]

@@ -52,8 +52,9 @@ class WeightsAndBiases:
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
-            # Its facts of the machine hold the command line, which may hold secrets.
-            settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
+            # Its facts of the machine hold the command line, and the address of a git remote may
+            # hold a token where a user's name is: either may be a secret. The commit is sent.
+            settings=wandb.Settings(console="off", silent=True, x_disable_meta=True, git_remote=""),
         )
         # Offline, W&B does not know how far it had counted. Since that was written down, there was
         # at most one row of meters in a second.
