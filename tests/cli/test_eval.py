@@ -435,7 +435,7 @@ def test_a_report_that_cannot_be_written_is_no_success(place, capsys, monkeypatc
     run.report_path.mkdir()
     assert telescope("--report", "run") == 1
     out, err = capsys.readouterr()
-    assert "1 steps recorded" in out
+    assert "1 step recorded" in out
     assert "Report:" not in out
     assert "cannot use run/report.html: Is a directory" in err
     assert "telescope ui run --export" in err

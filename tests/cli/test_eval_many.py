@@ -47,7 +47,7 @@ def test_examples_are_chosen(endpoint, place, flags, expected):
 def test_the_default_takes_all_of_a_smaller_split_and_says_so(endpoint, capsys):
     command = ("echo_env:Echo", "--base-url", endpoint[0], "--rollouts", 1)
     assert telescope(*command, "--env.size", 5) == 0
-    assert "all 5 examples of its eval split are played" in capsys.readouterr().err
+    assert "its eval split is played whole: 5 examples" in capsys.readouterr().err
     assert telescope(*command, "--env.size", 80, "--json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["num_tasks"] == 64

@@ -50,7 +50,7 @@ def test_check_says_that_all_holds(telescope, place):
     text = out.replace("\n", " ")
     assert "15 of 17 checks made, all passed" in text
     num_releases = len((place / "index/telescope/wordle.jsonl").read_text().splitlines())
-    assert f"(1 environments, {num_releases} releases, 0 commits)" in text
+    assert f"(1 environment, {num_releases} releases, 0 commits)" in text
     assert "not checked, because this folder is not in a git" in text
     assert "checking telescope/wordle" in err
 

@@ -142,7 +142,7 @@ async def test_tokens_that_an_endpoint_does_not_count_are_unknown(usage):
         (5, 2),
     ]
     assert (result.mean_prompt_tokens, result.mean_completion_tokens) == (5.0, 2.0)
-    assert "1 turns, - tokens" in sample(rows[0], Pictures())
+    assert "1 turn, - tokens" in sample(rows[0], Pictures())
     async with serving(reply("hello") | {"usage": usage}) as (_, client):
         result, _ = await evaluated(client)
     assert (result.mean_prompt_tokens, result.mean_completion_tokens) == (None, None)

@@ -128,7 +128,7 @@ async def test_a_killed_worker_loses_its_rollouts_alone(workers, tmp_path):
         assert rollout.reward is None
         assert rollout.status_reason == "EnvironmentProcessError"
         assert f"pid {pid}) is gone" in rollout.error
-        assert "5 rollouts are lost with it" in rollout.error
+        assert "5 rollouts lost with it" in rollout.error
         assert "SIGKILL" in rollout.error
         assert "its log is" not in rollout.error, "it printed nothing"
     kept = [rollout for rollout in rollouts if rollout.status is RolloutStatus.KEPT]
@@ -228,7 +228,7 @@ async def test_a_rollout_that_may_have_ended_its_worker_is_played_alone(workers)
     pool.on_replaced = lambda why: None
     culprit, *others = await asyncio.gather(*(attempts(pool, index) for index in range(1, 8)))
     assert culprit.status_reason == "EnvironmentProcessError"
-    assert "1 rollouts are lost with it" in culprit.error
+    assert "1 rollout lost with it" in culprit.error
     assert culprit.attempt == 1 + MAX_LOST
     assert [one.reward for one in others] == [1.0] * 6
     assert {one.attempt for one in others} <= {1, 2}

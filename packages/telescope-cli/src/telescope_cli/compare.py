@@ -11,6 +11,7 @@ import typer
 from telescope_cli.eval.compare import comparison_to_json, difference_cells, difference_to_json
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.number_text import counted
 from telescope_core.base.terminal import escaped, report_width
 from telescope_core.evals import EvalFolder
 from telescope_core.records import RunFolder
@@ -72,7 +73,7 @@ def compare_command(
 def _head(runs: list[RunFolder], comparison: RunComparison) -> Iterator[str]:
     for word, run in zip(("before", "after"), runs, strict=True):
         state = run.info().observed_state
-        yield f"{word}: {run.path} ({state}, {run.last_step()} steps)"
+        yield f"{word}: {run.path} ({state}, {counted(run.last_step(), 'step')})"
     if comparison.fork is not None:
         yield f"after goes on from step {comparison.fork.step} of before"
     yield ""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.watch import RunArgument, find_run
+from telescope_core.base.number_text import counted
 from telescope_core.base.terminal import escaped, report_width
 from telescope_core.diagnosis import RULES, Finding, History, Kind, diagnose
 from telescope_core.evals import read_results
@@ -59,7 +60,7 @@ def doctor_command(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def _lines(said: list[str], history: History, found: list[Finding]) -> Iterator[str]:
     yield from [*(line for text in said for line in textwrap.wrap(text, report_width())), ""]
-    steps = "no step" if not history.last_step else f"{history.last_step} steps"
+    steps = "no step" if not history.last_step else counted(history.last_step, "step")
     if not found:
         yield from textwrap.wrap(
             f"None of {len(RULES)} rules found anything in {steps}. That is no proof that all is "
@@ -67,7 +68,7 @@ def _lines(said: list[str], history: History, found: list[Finding]) -> Iterator[
             report_width(),
         )
         return
-    yield f"{len(found)} {'finding' if len(found) == 1 else 'findings'} in {steps}"
+    yield f"{counted(len(found), 'finding')} in {steps}"
     for kind, title in _TITLES.items():
         of_kind = [one for one in found if one.kind is kind]
         if of_kind:

@@ -12,6 +12,7 @@ import typer
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.interrupts import raise_if_asked
+from telescope_core.base.number_text import counted
 from telescope_core.base.terminal import escaped
 
 if TYPE_CHECKING:
@@ -222,6 +223,6 @@ def _at(found: "list[RunCheckpoint]", step: int, broken: list[str]) -> "RunCheck
 
 
 def _line(done: "Exported", commit: object) -> str:
-    files = f"{done.num_files} file{'s' if done.num_files > 1 else ''}"
+    files = counted(done.num_files, "file")
     pushed = f", pushed: {commit}" if commit else ""
     return f"{done.path}: step {done.step}, {done.num_parameters:,} parameters, {files}{pushed}"

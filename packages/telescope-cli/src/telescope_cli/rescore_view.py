@@ -10,7 +10,7 @@ from rich.text import Text
 
 from telescope_cli.console import print_table, report_console
 from telescope_cli.eval.compare import difference_cells
-from telescope_core.base.number_text import style_of
+from telescope_core.base.number_text import counted, style_of
 from telescope_core.base.secret_names import hidden
 from telescope_core.base.terminal import escaped
 from telescope_core.evals.rescoring import PartChange, Rescored, RewardChange, StepChange
@@ -28,10 +28,10 @@ def print_rescored(
     """Print the result, without the values in `hide`."""
     console = report_console()
     console.print(Text(escaped(title), style="bold"), soft_wrap=True)
-    counts = f"{rescored.num_graded} of {rescored.num_rollouts} rollouts graded"
+    counts = f"{rescored.num_graded} of {counted(rescored.num_rollouts, 'rollout')} graded"
     # Rollouts of an eval are of step 0.
     steps = rescored.steps if rescored.steps and rescored.steps[-1].step else ()
-    told = f", {len(steps)} step{'' if len(steps) == 1 else 's'}" if steps else ""
+    told = f", {counted(len(steps), 'step')}" if steps else ""
     console.print(Text(f"{counts}{told}"))
     for line in code_changes:
         _print_wrapped(console, f"Code: {line}")
@@ -39,8 +39,8 @@ def print_rescored(
     if one := rescored.reward.difference:
         _print_wrapped(
             console,
-            f"Means are over {one.num_tasks} examples, and each is compared with itself. The "
-            "interval says what to expect of other examples like these.",
+            f"Means are over {counted(one.num_tasks, 'example')}, each compared with itself. "
+            "The interval says what to expect of other examples like these.",
         )
     for line in _left_out_lines(rescored):
         _print_wrapped(console, line)
@@ -79,19 +79,22 @@ def _parts_table(parts: Sequence[PartChange]) -> Table:
 
 def _left_out_lines(rescored: Rescored) -> Iterator[str]:
     for why, number in rescored.not_graded.items():
-        yield f"Not graded: {number} rollouts, {why}."
+        yield f"Not graded: {counted(number, 'rollout')}, {why}."
     for name, reasons in rescored.left_out.items():
         for why, number in reasons.items():
-            yield f"Left out: {name} of {number} rollouts, {why}."
+            yield f"Left out: {name} of {counted(number, 'rollout')}, {why}."
     if any("asks a" in why for reasons in rescored.left_out.values() for why in reasons):
         yield "Judges and simulated users are asked with --ask-judges, which can cost money."
     if rescored.reward.num_left_out:
-        yield f"The reward as a whole is not known for {rescored.reward.num_left_out} rollouts."
+        number = counted(rescored.reward.num_left_out, "rollout")
+        yield f"The reward as a whole is not known for {number}."
     for part in (rescored.reward, *rescored.parts):
         if part.num_new:
-            yield f"Only now: {part.num_new} rollouts have {_named(part, rescored)}."
+            number = counted(part.num_new, "rollout")
+            yield f"With {_named(part, rescored)} only now: {number}."
         if part.num_gone:
-            yield f"No more: {part.num_gone} rollouts had {_named(part, rescored)}."
+            number = counted(part.num_gone, "rollout")
+            yield f"With {_named(part, rescored)} no more: {number}."
 
 
 def _named(part: PartChange, rescored: Rescored) -> str:
@@ -103,9 +106,9 @@ def _group_lines(rescored: Rescored) -> Iterator[str]:
     if not groups.num_compared:
         return
     yield (
-        f"Of {groups.num_compared} groups, {len(groups.gained)} had equal rewards and would have "
-        f"had different ones, so that they could be learned from; {len(groups.lost)} had "
-        "different ones and would have had equal ones."
+        f"Of {counted(groups.num_compared, 'group')}, {len(groups.gained)} had equal rewards and "
+        "would have had different ones, so that they could be learned from; "
+        f"{len(groups.lost)} had different ones and would have had equal ones."
     )
 
 

@@ -32,9 +32,10 @@ def came(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ["pip", "install", "--quiet", "--python", python, "-e", f"{CORE}[{cloud}]"],
     ):
         subprocess.run([UV, *words], check=True, timeout=300)
+    program = Path(__file__).with_name("try_provider.py")
     done = subprocess.run(
-        # With "-X dev", Python says what was not closed.
-        [python, "-W", "default::ResourceWarning", Path(__file__).with_name("try_provider.py"), cloud],
+        # Python says what was not closed.
+        [python, "-W", "default::ResourceWarning", program, cloud],
         env={**os.environ, "HOME": str(folder)},
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption, complete_installed
 from telescope_core.base.errors import unknown_name
+from telescope_core.base.number_text import counted
 from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.loading import asked
 
@@ -52,5 +53,6 @@ def export(
     folder = output or Path(f"{name.rpartition('/')[2]}-{to}")
     written = write_tasks(folder, tasks, environment=location.id, version=location.version)
     about = {"folder": str(folder), "tasks": [one.name for one in written]}
-    told = f"{folder}: {len(written)} tasks; check them: telescope env validate harbor:{folder}"
+    tasks_told = counted(len(written), "task")
+    told = f"{folder}: {tasks_told}; check them with: telescope env validate harbor:{folder}"
     typer.echo(json.dumps(about) if as_json else told)

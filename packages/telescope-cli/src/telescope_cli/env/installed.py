@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from telescope_cli.env.options import JsonOption, complete_installed, progress
+from telescope_core.base.number_text import counted
 from telescope_core.finding.locate import locate_environment
 from telescope_envs.install.packages import DependencyNode, dependency_tree, packages_of
 from telescope_envs.install.verify_installed import Verification, compared, verify
@@ -90,10 +91,9 @@ def verify_environments(
 def _text(one: Verification) -> str:
     problems = [finding for finding in one.findings if finding.is_problem]
     notes = [finding for finding in one.findings if not finding.is_problem]
-    found = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    verdict = "whole" if one.is_whole else found
+    verdict = "whole" if one.is_whole else counted(len(problems), "problem")
     label = " ".join(part for part in (one.id, one.version) if part)
-    lines = [f"{label}: {verdict}, {one.num_files} files compared"]
+    lines = [f"{label}: {verdict}, {counted(one.num_files, 'file')} compared"]
     lines += [f"  {finding.kind}: {finding.what} {finding.text}" for finding in problems]
     if len(lines) > _MOST_SHOWN + 1:
         lines[_MOST_SHOWN + 1 :] = [f"  and {len(problems) - _MOST_SHOWN} more: see --json"]

@@ -21,6 +21,7 @@ from telescope_cli.env.options import (
     split_names,
 )
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.number_text import counted
 from telescope_core.base.terminal import report_width
 from telescope_core.finding.code_names import names_class
 from telescope_core.finding.locate import locate_environment
@@ -214,7 +215,7 @@ def check_grader(
 
 def _grader_text(report: GraderReport) -> str:
     name = f"{report.environment} {report.version}".strip()
-    lines = [f"{name}: {report.verdict}, {report.num_examples} examples", ""]
+    lines = [f"{name}: {report.verdict}, {counted(report.num_examples, 'example')}", ""]
     lines.append(f"{'answer':<16}{'tried':>6}{'equal':>7}{'failed':>8}  what it is")
     for kind in report.kinds:
         counts = f"{kind.num_tried:>6}{kind.num_equal:>7}{kind.num_failed:>8}"

@@ -14,7 +14,7 @@ from telescope_cli.eval.view import print_result, print_results, print_unreadabl
 from telescope_cli.run_report import write_run_report
 from telescope_cli.watch import find_run
 from telescope_core.base.errors import ConfigError
-from telescope_core.base.number_text import format_metric, style_of
+from telescope_core.base.number_text import counted, format_metric, style_of
 from telescope_core.base.types import JsonValue
 from telescope_core.evals import EvalFolder, read_results
 from telescope_core.evals.folder import result_to_json
@@ -100,7 +100,7 @@ def _show_eval(folder: EvalFolder, *, as_json: bool) -> None:
     console.print(Text(f"eval {folder.path}", style="bold"), soft_wrap=True)
     console.print(_state_line(info, info.observed_state))
     mean = "" if so_far.mean is None else f", mean reward {format_metric(so_far.mean)} so far"
-    console.print(f"{len(rows)} rollouts recorded, {so_far.num_scored} scored{mean}")
+    console.print(f"{counted(len(rows), 'rollout')} recorded, {so_far.num_scored} scored{mean}")
 
 
 def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> None:
@@ -111,7 +111,7 @@ def _show_run(overview: RunOverview, verdict: RunVerdict, *, as_json: bool) -> N
     console.print(Text(f"run {overview.info.name}", style="bold"))
     console.print(_state_line(overview.info, overview.state))
     console.print(Text(verdict.text))
-    console.print(f"{overview.num_steps} steps recorded")
+    console.print(f"{counted(overview.num_steps, 'step')} recorded")
     curve = sparkline(overview.rewards, width=console.width - 30)
     first, last, _ = overview.edges
     if curve and first is not None and last is not None:

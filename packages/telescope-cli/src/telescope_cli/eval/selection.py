@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.number_text import counted
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.types import EnvironmentDescription, Split
 from telescope_core.evals import EvalSettings
@@ -93,7 +94,7 @@ def _number_of(
     if selection.number is not None:
         return selection.number
     if size is not None and size < DEFAULT_EXAMPLES:
-        tell(f"{description.name}: all {size} examples of its {split} split are played")
+        tell(f"{description.name}: its {split} split is played whole: {counted(size, 'example')}")
         return size
     return DEFAULT_EXAMPLES
 

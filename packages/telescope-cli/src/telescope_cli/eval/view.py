@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, print_table, report_console
-from telescope_core.base.number_text import format_metric, style_of
+from telescope_core.base.number_text import counted, format_metric, style_of
 from telescope_core.base.terminal import redraws
 from telescope_core.base.types import StopReason
 from telescope_core.evals import Estimate, EvalResult, EvalSettings
@@ -90,7 +90,8 @@ class EvalProgress:
         self._task = self.bar.add_task("rollouts", total=self._total, mean="")
         kept = reusable(done, settings, whole_groups=whole_groups)
         if kept:
-            self._console.print(f"resuming: {len(kept)} rollouts already recorded", highlight=False)
+            recorded = counted(len(kept), "rollout")
+            self._console.print(f"resuming: {recorded} already recorded", highlight=False)
         self._count = len(kept)
         for row in kept:
             self._reward.add(row.example_id, row.group_id, row.reward or 0.0)
@@ -125,7 +126,8 @@ def print_result(result: EvalResult, folder: Path) -> None:
     console.print(Text(f"{result.environment} {result.environment_version}", style="bold"))
     console.print(Text(f"model {result.model or 'unnamed'}"))
     console.print(
-        f"{settings.num_examples} examples x {settings.rollouts} rollouts, "
+        f"{counted(settings.num_examples, 'example')} x "
+        f"{counted(settings.rollouts, 'rollout')}, "
         f"temperature {settings.sampling.temperature_text}, "
         f"max_tokens {settings.sampling.max_tokens}, {settings.split} split"
     )
@@ -150,7 +152,7 @@ def first_errors(rows: Sequence[RolloutRow]) -> list[str]:
 def print_unreadable(problems: Sequence[str]) -> None:
     """Say which recorded rollouts are left out because they could not be read."""
     if problems:
-        count = f"{len(problems)} recorded rollout" + ("s" if len(problems) > 1 else "")
+        count = counted(len(problems), "recorded rollout")
         text = f"Note: {count} could not be read and left out; the first one: {problems[0]}"
         tell(text, style="yellow")
 
@@ -256,7 +258,7 @@ def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
 
 def count_lines(result: EvalResult) -> list[str]:
     """Return the lines that count how rollouts ended, and those that were not played."""
-    parts = [f"{result.num_scored} of {result.num_rollouts} rollouts scored"]
+    parts = [f"{result.num_scored} of {counted(result.num_rollouts, 'rollout')} scored"]
     if result.num_failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
         parts.append(f"{result.num_failed} failed ({reasons})")

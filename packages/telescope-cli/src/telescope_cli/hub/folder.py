@@ -10,6 +10,7 @@ import typer
 
 from telescope_cli.env.options import JsonOption, progress
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.number_text import counted
 from telescope_core.base.terminal import report_width
 from telescope_envs.records.schemas import create_registry, write_schemas
 from telescope_envs.registry.static_view import render
@@ -80,13 +81,13 @@ def _text(report: CheckReport) -> str:
     blocks = [_finding(finding) for finding in report.findings]
     blocks += [fill(note, report_width()) for note in report.notes]
     counts = (
-        f"{report.num_environments} environments, {report.num_releases} releases, "
-        f"{report.num_commits} commits"
+        f"{counted(report.num_environments, 'environment')}, "
+        f"{counted(report.num_releases, 'release')}, {counted(report.num_commits, 'commit')}"
     )
     num = len(report.findings)
     num_made = len(CHECKS) - len(report.unchecked)
     holds = f"{num_made} of {len(CHECKS)} checks made, all passed"
-    verdict = f"{num} problem{'s' if num > 1 else ''}" if num else holds
+    verdict = counted(num, "problem") if num else holds
     return "\n".join([*blocks, fill(f"{report.registry}: {verdict} ({counts})", report_width())])
 
 

@@ -1,4 +1,4 @@
-"""Write rewards, losses and means of metrics for people."""
+"""Write rewards, losses, means of metrics and counts for people."""
 
 
 def format_metric(value: float) -> str:
@@ -14,3 +14,13 @@ def style_of(*values: float | None) -> str:
     """
     largest = max((abs(value) for value in values if value is not None), default=0.0)
     return ".3f" if largest == 0 or 0.01 <= largest < 1e6 else ".3g"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with what it counts: 1 example, 2,000 examples."""
+    return f"{number:,} {plural(noun, number)}"
+
+
+def plural(noun: str, number: int) -> str:
+    """Return a noun for `number` things: example, examples."""
+    return noun if number == 1 else f"{noun}s"

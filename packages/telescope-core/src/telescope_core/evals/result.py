@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from telescope_core.base.environment_record import EnvironmentRecord
+from telescope_core.base.number_text import plural
 from telescope_core.base.solved import is_solved
 from telescope_core.base.types import (
     CLUSTER,
@@ -193,7 +194,7 @@ def counts_of(result: EvalResult) -> list[Count]:
         Count(result.num_filtered, "stopped by a content filter"),
         Count(result.num_refused, "refused by the model"),
         Count(result.num_ungradable or 0, "with an answer that could not be graded"),
-        Count(result.num_http_retries, f"{_noun('request', result.num_http_retries)} sent again"),
+        Count(result.num_http_retries, f"{plural('request', result.num_http_retries)} sent again"),
     ]
     truncated = Count(result.num_truncated, "truncated by max_tokens")
     return [truncated, *(one for one in counts if one.number)]
@@ -274,23 +275,19 @@ def left_out_of(result: EvalResult) -> list[Count]:
     counts = [
         Count(
             not_chosen,
-            f"other {_noun('example', not_chosen)} of the {result.settings.split} split",
+            f"other {plural('example', not_chosen)} of the {result.settings.split} split",
         ),
         Count(
             result.num_held_out,
-            f"{_noun('example', result.num_held_out)} of the {other} split, which --split {other} "
+            f"{plural('example', result.num_held_out)} of the {other} split, which --split {other} "
             "plays",
         ),
         Count(
             result.num_dropped,
-            f"{_noun('row', result.num_dropped)} left out as repeated or held out",
+            f"{plural('row', result.num_dropped)} left out as repeated or held out",
         ),
     ]
     return [one for one in counts if one.number > 0]
-
-
-def _noun(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}s"
 
 
 def result_of(

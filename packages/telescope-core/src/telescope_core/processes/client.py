@@ -23,6 +23,7 @@ from telescope_core.base.errors import (
     StrayCancelError,
     TelescopeError,
 )
+from telescope_core.base.number_text import counted
 from telescope_core.base.protocols import (
     LATE_SCORE_S,
     PROTOCOL_MAX,
@@ -564,7 +565,7 @@ class WorkerClient:
         if not self.culprit:
             self.suspects = frozenset(call.rollout_id for call in self._not_waiting())
         rollouts = self.playing
-        lost = f"; {len(rollouts)} rollouts are lost with it" if rollouts else ""
+        lost = f"; {counted(len(rollouts), 'rollout')} lost with it" if rollouts else ""
         how = f"; {await self.lifeline.epitaph()}" if self.lifeline is not None else ""
         error = EnvironmentProcessError(f"{self.label} {reason}{lost}{how}")
         self.how_ended = str(error)

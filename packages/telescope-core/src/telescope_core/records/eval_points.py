@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from telescope_core.base.number_text import format_metric
+from telescope_core.base.number_text import counted, format_metric
 from telescope_core.base.types import WeightVersion
 
 
@@ -65,8 +65,7 @@ class EvalPoint:
             return f"{where}: {self.state.value}: {self.reason}"
         numbers = [] if self.reward is None else [f"reward {format_metric(self.reward)}"]
         numbers += [f"pass@{k} {value:.3f}" for k, value in self.pass_at.items()]
-        many = "" if self.num_failed == 1 else "s"
-        numbers += [f"{self.num_failed} rollout{many} failed"] if self.num_failed else []
-        late = f", {self.lag_steps} steps later" if self.lag_steps else ""
+        numbers += [f"{counted(self.num_failed, 'rollout')} failed"] if self.num_failed else []
+        late = f", {counted(self.lag_steps, 'step')} later" if self.lag_steps else ""
         mixed = f"; {self.reason}" if self.reason else ""
         return f"{where}: {', '.join(numbers)}{late}{mixed}"

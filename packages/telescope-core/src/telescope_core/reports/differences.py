@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from telescope_core.base.number_text import style_of
+from telescope_core.base.number_text import counted, style_of
 from telescope_core.evals.comparison import ComparedEval, Comparison, Difference
 
 _MOST_CHANGES = 3
@@ -50,9 +50,8 @@ def sentence(difference: Difference, *, unit: str = "example") -> str:
 
 def over_of(one: Difference, unit: str = "example") -> str:
     """Return the number of examples that are compared, and of their clusters."""
-    tasks = f"{one.num_tasks} {unit}" + ("" if one.num_tasks == 1 else "s")
-    many = "s" * (one.num_clusters > 1)
-    return f"{tasks} in {one.num_clusters} cluster{many}" if one.num_clusters else tasks
+    tasks = counted(one.num_tasks, unit)
+    return f"{tasks} in {counted(one.num_clusters, 'cluster')}" if one.num_clusters else tasks
 
 
 def style_of_difference(one: Difference) -> str:

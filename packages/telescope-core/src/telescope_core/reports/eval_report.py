@@ -3,7 +3,7 @@
 from html import escape
 from pathlib import Path
 
-from telescope_core.base.number_text import format_metric
+from telescope_core.base.number_text import counted, format_metric
 from telescope_core.base.solved import is_solved
 from telescope_core.evals.folder import EvalFolder
 from telescope_core.evals.result import (
@@ -88,7 +88,9 @@ def _estimates(result: EvalResult) -> str:
     named = [(f"pass@{k}", estimate) for k, estimate in sorted(result.pass_at.items())]
     named += [(f"pass^{k}", estimate) for k, estimate in sorted(result.pass_all.items()) if k > 1]
     rows = [
-        IntervalRow(label=f"{name} ({e.num_tasks} examples)", mean=e.mean, low=e.low, high=e.high)
+        IntervalRow(
+            label=f"{name} ({counted(e.num_tasks, 'example')})", mean=e.mean, low=e.low, high=e.high
+        )
         for name, e in named
         if e is not None
     ]

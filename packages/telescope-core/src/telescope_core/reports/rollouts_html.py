@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from telescope_core.base.images import url_of, with_marks
 from telescope_core.base.messages import tool_name
-from telescope_core.base.number_text import format_metric
+from telescope_core.base.number_text import counted, format_metric
 from telescope_core.base.types import Image, Message, TurnInfo
 from telescope_core.records.rows import RolloutRow
 from telescope_core.records.run_folder import RunFolder
@@ -205,7 +205,7 @@ def _header(row: RolloutRow, *, with_step: bool) -> str:
         f"reward <b>{reward}</b>",
         f"status <b>{row.status.value}</b>"
         + (f" ({escape(row.status_reason.replace('_', ' '))})" if row.status_reason else ""),
-        f"{row.num_turns} turns, {tokens} tokens"
+        f"{counted(row.num_turns, 'turn')}, {tokens} tokens"
         + ", truncated" * row.is_truncated
         + ", stopped by a content filter" * row.is_filtered
         + ", refused" * row.is_refused,

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from telescope_core.base.number_text import style_of
+from telescope_core.base.number_text import counted, style_of
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.stats import Estimate
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
@@ -109,7 +109,7 @@ def reward_section(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         "<h2>Training reward</h2>"
         '<p class="soft">Faint: each step. Bold: moving average over '
-        f"{_window(len(rows))} steps.</p>"
+        f"{counted(_window(len(rows)), 'step')}.</p>"
         f'<div class="grid-2">{"".join(figures)}</div>'
     )
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from telescope_core.base.number_text import style_of
+from telescope_core.base.number_text import counted, style_of
 from telescope_core.diagnosis import Finding, History, diagnose
 from telescope_core.evals.comparison import Difference
 from telescope_core.evals.distributions import t_quantile
@@ -250,7 +250,7 @@ def _by_reward(history: History, ranges: Mapping[str, tuple[float, float]]) -> _
         return _by_accuracy(history)
     change = history.from_start(metric)
     if change is None:
-        done = "1 step" if history.last_step == 1 else f"{history.last_step} steps"
+        done = counted(history.last_step, "step")
         return _Reason(RunOutcome.TOO_EARLY, f"{done} done, and no evals to compare.")
     # Neighbors share a step each, so that they say as much as two thirds of their number.
     degrees = max(1, 2 * (len(history.named(metric)) - 1) // 3)

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from telescope_core.base.number_text import counted
 from telescope_envs.validation.policy import CHECKS
 from telescope_envs.validation.records import SETTINGS, CheckResult, Level, Outcome, Report
 
@@ -80,7 +81,7 @@ def _about(report: Report) -> str:
     given = f"settings {report.facts[SETTINGS]}, " if SETTINGS in report.facts else ""
     return (
         f"{checked_on}{given}policy {report.policy}, levels up to {report.level}, "
-        f"{report.num_examples} examples of each split, Python {report.python}, "
+        f"{counted(report.num_examples, 'example')} of each split, Python {report.python}, "
         f"report {report.sha256[:12]}"
     )
 

@@ -20,6 +20,7 @@ from telescope_core.base.environment_record import EnvironmentRecord, all_change
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.file_proofs import quick_digest
 from telescope_core.base.folders import why_not_writable
+from telescope_core.base.number_text import counted
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.base.types import RolloutStatus
 from telescope_core.records import Resume, RunFolder, RunState
@@ -81,7 +82,8 @@ class ResumePoint:
     @property
     def lines(self) -> list[str]:
         """The lines about it for people."""
-        begins = f"continuing from {self.checkpoint.path} ({self.checkpoint.step} steps done)"
+        done = counted(self.checkpoint.step, "step")
+        begins = f"continuing from {self.checkpoint.path} ({done} done)"
         if not self.changed:
             return [begins]
         return [begins, "changed since:", *(f"  {line}" for line in self.changed)]

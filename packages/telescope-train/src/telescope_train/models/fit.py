@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from telescope_core.base.errors import ConfigError
+from telescope_core.base.number_text import counted
 from telescope_train.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def misfit_text(name: str, found: Misfit, config: "PreTrainedConfig") -> str:
 
 
 def _counted(names: Sequence[str]) -> str:
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({_some(names)})"
+    return f"{counted(len(names), 'tensor')} ({_some(names)})"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from telescope_core.base.number_text import format_metric, style_of
+from telescope_core.base.number_text import counted, format_metric, style_of
 from telescope_core.base.secret_names import hidden, secrets_line
 from telescope_core.base.terminal import escaped, redraws
 from telescope_core.diagnosis import Kind
@@ -371,11 +371,11 @@ def _losses(losses: Mapping[str, Any]) -> list[str]:
     """Return a line for each loss."""
     lines: list[str] = []
     if losses.get("attempts_failed"):
-        attempts = "attempt" if losses["attempts_failed"] == 1 else "attempts"
+        attempts = counted(losses["attempts_failed"], "failed attempt")
         causes = ", ".join(f"{name} {count}" for name, count in losses["causes"].items())
         lines.append(
-            f"{losses['rollouts_failed']:,} of {losses['rollouts']:,} rollouts failed, after "
-            f"{losses['attempts_failed']:,} failed {attempts} ({causes}); {losses['remedy']}"
+            f"{losses['rollouts_failed']:,} of {counted(losses['rollouts'], 'rollout')} failed, "
+            f"after {attempts} ({causes}); {losses['remedy']}"
         )
         if losses["most_frequent_error"]:
             lines.append(f"most often: {losses['most_frequent_error']}")

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
+from telescope_core.base.number_text import counted
 from telescope_core.base.protocols import EnvironmentPlace
 from telescope_core.base.secret_names import secrets_text
 from telescope_train.plan.memory import ACTIVATIONS, MemoryPlan
@@ -38,7 +39,8 @@ def render_plan(plan: Plan) -> str:
     ]
     if plan.evals:
         rows = (
-            _row(part.name, f"{part.num_rollouts} rollouts: {part.when}") for part in plan.evals
+            _row(part.name, f"{counted(part.num_rollouts, 'rollout')}: {part.when}")
+            for part in plan.evals
         )
         lines += ["evaluations", *rows, ""]
     lines += _wrapped(f"written to {plan.run_folder}", "")
@@ -53,7 +55,8 @@ def _head(plan: Plan) -> Iterator[str]:
     size = "size unknown before download"
     if plan.num_parameters is not None:
         size = f"{_count(plan.num_parameters)} parameters"
-    yield from _wrapped(f"{plan.num_steps} steps of {plan.algorithm} on {plan.model} ({size})", "")
+    steps = counted(plan.num_steps, "step")
+    yield from _wrapped(f"{steps} of {plan.algorithm} on {plan.model} ({size})", "")
     for line in plan.begins:
         yield from _wrapped(line.strip(), "  " if line.startswith(" ") else "")
 
