@@ -203,6 +203,8 @@ def test_the_parameter_count_is_that_of_transformers():
 MANY = ("--number_of_steps", "100")
 KL_IN_REWARD = ("--kl_penalty_tau", "0.01", "--kl_in_reward", "true")
 ON_EVAL = ("--environments", '[{"name": "plan_environment:Echo", "split": "eval"}]')
+EVAL = '[{"name": "plan_environment:Echo", "eval_every": 1}]'
+EVAL_ON_TRAIN = ("--evals", EVAL.replace("}", ', "split": "train"}'))
 ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
 
 
@@ -221,10 +223,7 @@ ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
         ((*KL_IN_REWARD, "--algorithm", "dapo"), "kl_in_reward with dapo"),
         (ICEPOP, "tis_mode = 'icepop' with tis_floor = 0"),
         (ON_EVAL, 'split = "eval": the run trains on the examples that evals play of plan_env'),
-        (
-            (*ON_EVAL, "--evals", '[{"name": "plan_environment:Echo", "eval_every": 1}]'),
-            "evals of plan_environment:Echo play the split that is trained on",
-        ),
+        (EVAL_ON_TRAIN, "evals of plan_environment:Echo play the split that is trained on"),
     ],
 )
 def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
@@ -239,6 +238,11 @@ def test_what_somebody_should_know_is_said_in_the_plan_and_at_the_start(
     announce(prepared)
     said = capsys.readouterr().out
     assert all(f"note: {one}\n" in said for one in notes)
+
+
+def test_a_split_that_is_trained_on_and_evaluated_is_told_once(flags):
+    notes = notes_of(prepare(load_train_config([], [*flags, *ON_EVAL, "--evals", EVAL])))
+    assert len([one for one in notes if "held out" in one]) == 1
 
 
 @pytest.mark.parametrize(

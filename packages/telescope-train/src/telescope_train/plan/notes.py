@@ -41,15 +41,16 @@ def _split_notes(prepared: Prepared) -> Iterator[str]:
     names = [one.name for one in config.environments if one.split == "eval"]
     records = prepared.environments.records
     trained = trained_evals(config.model_dump(mode="json"), records)
+    others = [name for name in trained if name not in names]
     if names:
         yield (
             f'split = "eval": the run trains on the examples that evals play of '
             f"{', '.join(names)}. No result on that split is held out for its weights: it shows "
             "whether training works, not what the model has learned beyond these examples"
         )
-    if trained:
+    if others:
         yield (
-            f"evals of {', '.join(trained)} play the split that is trained on, so that what they "
+            f"evals of {', '.join(others)} play the split that is trained on, so that what they "
             "show is not held out"
         )
 
