@@ -12,7 +12,7 @@ from telescope_train.plan.memory import rank_memory
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "sizing.md"
 GPU_BYTES = 80 * 10**9
-MOST_RANKS = 64
+MOST_RANKS = 256
 LIMIT = 4096
 """Tokens of prompt and answer together, and of a packed sequence."""
 SHAPES = {
@@ -22,8 +22,16 @@ SHAPES = {
     "8B": (4096, 36, 32, 12_288, False),
     "14B": (5120, 40, 40, 17_408, False),
     "32B": (5120, 64, 64, 25_600, False),
+    "72B": (8192, 80, 64, 29_568, False),
 }
-"""Parameters of Qwen3 models -> hidden size, layers, heads, width of the MLP, tied embeddings."""
+"""Parameters of Qwen3 models -> hidden size, layers, heads, width of the MLP, tied embeddings.
+
+The last is the size of Qwen2.5 and of Llama 3 70B, with the layers of Qwen3."""
+MIXTURES = {
+    "30B-A3B": (2048, 48, 32, 6144, 768),
+    "235B-A22B": (4096, 94, 64, 12_288, 1536),
+}
+"""Mixtures of 128 experts -> hidden size, layers, heads, widths of an MLP and of an expert."""
 WAYS: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "`adamw_bf16`": {"optimizer": "adamw_bf16"},
@@ -36,7 +44,8 @@ How many GPUs of 80 GB a trainer needs for each model, with packed sequences of 
 `gradient_checkpointing`, and the memory of one rank then. Servers come on top: one GPU each for
 models of up to 32B; `inference_tensor_parallel_size` divides a larger model, and the cache of its
 requests, among the GPUs of a server. The last column is whether server and trainer fit one GPU
-together (`colocate`), with the largest optimizer setting of the row that does.
+together (`colocate`), with the largest optimizer setting of the row that does. 72B stands for
+models of the size of Qwen2.5 72B and Llama 3 70B.
 
 These are sums of the dry run, not measurements: activations are an estimate, and 2 GiB are counted
 for what CUDA takes beside tensors. `telescope train run.toml --dry-run` computes them for your
@@ -47,7 +56,7 @@ settings. Written by `scripts/write_sizing_table.py`.
 MEGATRON = """
 With `train_backend = "megatron"`, the layout with the fewest GPUs, among them the least tensor,
 then pipeline, then expert parallelism, in bfloat16 with the distributed optimizer and
-`megatron_gradient_checkpointing`. 30B-A3B is the mixture of 128 experts.
+`megatron_gradient_checkpointing`. 30B-A3B and 235B-A22B are the mixtures of 128 experts.
 
 """
 GROWTH = """
@@ -88,18 +97,20 @@ def qwen3(size: str) -> dict[str, Any]:
     }
 
 
-def mixture() -> dict[str, Any]:
-    """Return what `config.json` of Qwen3-30B-A3B says."""
+def mixture(size: str) -> dict[str, Any]:
+    """Return what `config.json` of the mixture says."""
+    hidden, layers, heads, width, expert_width = MIXTURES[size]
     return {
-        **qwen3("1.7B"),
+        **qwen3("8B"),
         "model_type": "qwen3_moe",
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
         "num_key_value_heads": 4,
+        "intermediate_size": width,
         "num_experts": 128,
         "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "tie_word_embeddings": False,
+        "moe_intermediate_size": expert_width,
     }
 
 
@@ -142,10 +153,12 @@ def shared_text(size: str) -> str:
 
 def megatron_row(name: str, model: dict[str, Any]) -> list[str]:
     """Return the layout of fewest GPUs that holds the trainer, and the memory of a rank."""
-    facts, experts = facts_of(model), (1, 2, 4, 8) if "num_experts" in model else (1,)
-    for ranks in (1, 2, 4, 8, 16, 32, MOST_RANKS):
+    facts, experts = facts_of(model), (1, 2, 4, 8, 16, 32) if "num_experts" in model else (1,)
+    for ranks in (1, 2, 4, 8, 16, 32, 64, 128, MOST_RANKS):
         for tensor, pipeline, expert in product((1, 2, 4, 8), (1, 2, 4), experts):
             if ranks % (tensor * pipeline) or (ranks // pipeline) % expert:
+                continue
+            if model["num_hidden_layers"] % pipeline:
                 continue
             trainer = {"train_backend": "megatron", "trainer_num_workers": ranks}
             run = config(trainer).model_copy(
@@ -179,7 +192,7 @@ def reference() -> str:
         [size, *(ranks_text(size, way) for way in WAYS.values()), shared_text(size)]
         for size in SHAPES
     ]
-    models = {size: qwen3(size) for size in SHAPES} | {"30B-A3B": mixture()}
+    models = {size: qwen3(size) for size in SHAPES} | {size: mixture(size) for size in MIXTURES}
     head = ["Qwen3", "GPUs", "tensor", "pipeline", "expert", "memory of a rank"]
     megatron = [megatron_row(name, model) for name, model in models.items()]
     tables = f"{table([['Qwen3', *names], *rows])}{MEGATRON}{table([head, *megatron])}"
