@@ -213,6 +213,21 @@ def test_what_may_change_at_resume(tmp_path, changes, message):
     assert folder.manifest() == json.loads(json.dumps(manifest))
 
 
+def test_settings_that_an_earlier_version_lacked_are_no_change_at_their_default(tmp_path):
+    manifest = {"model": "a", **asdict(settings())}
+    sampling = {**manifest["sampling"]}
+    del sampling["include_stop_str_in_output"], sampling["min_p"]
+    earlier = {**manifest, "sampling": sampling}
+    del earlier["positions"], earlier["deadline_s"]
+    folder = EvalFolder.create(tmp_path / "eval", manifest=earlier)
+    folder.fail("stopped")
+    EvalFolder.resume(folder.path, manifest=manifest).fail("stopped")
+    EvalFolder.create(tmp_path / "other", manifest=earlier).fail("stopped")
+    keeps = {"sampling": {**manifest["sampling"], "include_stop_str_in_output": True}}
+    with pytest.raises(ConfigError, match="include_stop_str_in_output: False then, True now"):
+        EvalFolder.resume(tmp_path / "other", manifest={**manifest, **keeps})
+
+
 def test_a_folder_that_is_in_use_or_holds_something_is_refused(tmp_path):
     folder = EvalFolder.create(tmp_path / "eval", manifest={"model": "a"})
     for start in (EvalFolder.create, EvalFolder.resume):

@@ -11,6 +11,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.records import RunFolder
 from telescope_train.checkpoints.resume import resume_point
 from telescope_train.config.earlier import FREE, ONE_VALUE, TAKEN_IN
+from telescope_train.config.fields import decided
 from telescope_train.plan.fork import load_fork
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -132,9 +133,13 @@ def test_a_setting_that_the_earlier_version_did_not_know_is_no_change(tiny, tmp_
     path = run.checkpoints_path / "step-000005" / "checkpoint.json"
     found = json.loads(path.read_text())
     del found["config"]["scheduling"]["batch_order"], found["config"]["trainer"]["grad_clip"]
+    del found["config"]["inference"]["colocate"]
     path.write_text(json.dumps(found))
     latest = ("--resume_from_checkpoint", "latest", "--grad_clip", "0.5")
     again = config_of(tmp_path, tiny, *latest)
+    # What the command makes of "auto" on this machine.
+    apart = decided(again.inference, colocate=False)
+    again = again.model_copy(update={"inference": apart})
     point = resume_point(again, records_of(again))
     assert point is not None
     assert point.changed == ("trainer.grad_clip: 1.0 -> 0.5",)

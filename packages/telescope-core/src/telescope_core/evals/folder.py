@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -20,7 +20,7 @@ from telescope_core.base.code_files import file_changes
 from telescope_core.base.errors import ConfigError, NoRoomError, TelescopeError
 from telescope_core.base.folders import make_folder
 from telescope_core.base.secret_names import without_secrets, without_values
-from telescope_core.base.types import JsonValue
+from telescope_core.base.types import JsonValue, Sampling
 from telescope_core.evals.result import EvalResult
 from telescope_core.evals.settings import UNSENT, EvalSettings
 from telescope_core.records.files import (
@@ -137,8 +137,10 @@ class EvalFolder:
             folder._require_ended()
             # Values of secrets are not in the folder: they come again with the command.
             refused = _refused(
-                without_secrets(_with_unset(folder.manifest()), keeps_names=False),
-                without_secrets(_with_unset(plain(manifest)), keeps_names=False),
+                without_secrets(_with_unset(_completed(folder.manifest())), keeps_names=False),
+                without_secrets(
+                    _with_unset(_completed(cast(Any, plain(manifest)))), keeps_names=False
+                ),
             )
             if refused:
                 raise ConfigError(
@@ -346,12 +348,23 @@ def _with_unset(settings: Any) -> Any:
 
     Earlier versions recorded there the value that changes nothing.
     """
-    fields: dict[str, Any] = {**settings} if isinstance(settings, Mapping) else {}
-    if not isinstance(fields.get("sampling"), dict):
+    found: dict[str, Any] = {**settings} if isinstance(settings, Mapping) else {}
+    if not isinstance(found.get("sampling"), dict):
         return cast(Any, settings)
-    sampling: dict[str, Any] = fields["sampling"]
+    sampling: dict[str, Any] = found["sampling"]
     unset = {name: None for name, value in UNSENT.items() if sampling.get(name) == value}
-    return {**fields, "sampling": {**sampling, **unset}}
+    return {**found, "sampling": {**sampling, **unset}}
+
+
+def _completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with the defaults of settings that the version which wrote it lacked."""
+    sampling = {**_defaults(Sampling), **manifest.get("sampling", {})}
+    return {**_defaults(EvalSettings), **manifest, "sampling": sampling}
+
+
+def _defaults(settings: type[EvalSettings | Sampling]) -> dict[str, JsonValue]:
+    found = {one.name: one.default for one in fields(settings) if one.default is not MISSING}
+    return {name: plain(value) for name, value in found.items()}
 
 
 def _as_read(manifest: Mapping[str, Any], settings: Any) -> Any:

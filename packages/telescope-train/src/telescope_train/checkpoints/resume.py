@@ -41,7 +41,7 @@ from telescope_train.checkpoints.folders import (
 )
 from telescope_train.config.earlier import in_names_of_today
 from telescope_train.config.eval_folders import evals_left
-from telescope_train.config.origin import origin_of
+from telescope_train.config.origin import SettingOrigin, origin_of
 from telescope_train.config.run_folder import run_folder, run_folder_problems
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.accept import BUILT_IN
@@ -136,7 +136,7 @@ def resume_point(
         *_allowed_changes(
             without_secrets(before, keeps_names=False),
             without_secrets(now_, keeps_names=False),
-            origin_of(config).defaults,
+            origin_of(config),
         ),
         *_environment_changes(checkpoint, config, records),
         *input_changes(checkpoint, inputs),
@@ -479,13 +479,14 @@ def _no_step_left(checkpoint: RunCheckpoint, config: TrainConfig) -> str:
 
 
 def _allowed_changes(
-    before: Mapping[str, Any], after: Mapping[str, Any], defaults: Mapping[str, Any]
+    before: Mapping[str, Any], after: Mapping[str, Any], origin: SettingOrigin
 ) -> tuple[str, ...]:
     """Return the settings that differ; raises ConfigError for one that must not differ.
 
-    A setting that an earlier version did not know is no difference at its default.
+    A setting that an earlier version did not know is no difference at its default, nor at the
+    value that the run decides on where nobody set it.
     """
-    before = dict(before)
+    before, defaults = dict(before), origin.defaults
     if "environments" in before:
         pair = before["environments"], after["environments"]
         before["environments"] = _completed(*pair, "environments", defaults)
@@ -494,7 +495,8 @@ def _allowed_changes(
         completed = _completed(*pair, "evals.evals", defaults)
         before["evals"] = {**before["evals"], "evals": completed}
     old, new = dict(_flat(before)), dict(_flat(after))
-    old = {name: one for name, one in defaults.items() if name in new} | old
+    unset = {name: new[name] for name in defaults.keys() & new.keys() - {*origin.given}}
+    old = {name: one for name, one in defaults.items() if name in new} | unset | old
     changed = {
         name: f"{name}: {old.get(name, 'not set')!r} -> {new.get(name, 'not set')!r}"
         for name in sorted({*old, *new})
