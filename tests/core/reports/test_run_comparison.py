@@ -80,6 +80,16 @@ def test_a_setting_of_one_version_at_its_default_is_no_difference(tmp_path):
     before.note_settings(GIVEN, [], {"trainer.gone": 1, "trainer.used": 1})
     found = compare_runs(before, after)
     assert {one.name: one.values for one in found.settings} == {"trainer.used": {"before": 2}}
+    assert found.following == {"trainer.used"}
+
+
+def test_files_that_an_earlier_version_did_not_record_are_no_difference(tmp_path):
+    before, after, other = (a_run(tmp_path / name) for name in "abc")
+    after.note_inputs({"model.model: config.json": "1" * 64})
+    assert compare_runs(before, after).code == ()
+    other.note_inputs({"model.model: config.json": "2" * 64})
+    (line,) = compare_runs(after, other).code
+    assert line == f"file model.model: config.json: {'1' * 12} -> {'2' * 12}"
 
 
 def test_rewards_are_paired_by_step_over_the_examples_of_both(tmp_path):

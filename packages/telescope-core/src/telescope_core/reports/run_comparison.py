@@ -141,12 +141,12 @@ class _Measured(NamedTuple):
 def _following(
     settings: Sequence[Differing], before: RunFolder, after: RunFolder
 ) -> frozenset[str]:
-    """Return the names of settings that both runs have and nobody set."""
+    """Return the names of settings that nobody set, also of those that one version lacked."""
     found = [read_json(run.path / SETTINGS_FILE) or {} for run in (before, after)]
     if not all("set" in one for one in found):
         return frozenset()
     given: set[str] = {*found[0]["set"], *found[1]["set"]}
-    parts = {one.name: one.name.split(".") for one in settings if len(one.values) == 2}
+    parts = {one.name: one.name.split(".") for one in settings}
     return frozenset(
         name
         for name, of_name in parts.items()
@@ -162,6 +162,8 @@ def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:
         ("file", old.inputs, new.inputs),
         ("package", old.versions, new.versions),
     ):
+        if not first or not second:
+            continue  # Earlier versions did not record the files.
         for name in dict.fromkeys([*first, *second]):
             one, other = first.get(name, "none"), second.get(name, "none")
             if one != other:
