@@ -160,3 +160,23 @@ def test_a_run_without_warm_up_goes_on(tiny, tmp_path):
     config = config_of(tmp_path, tiny, "--lr_scheduler", "constant", "--warmup_steps", "0")
     run = run_of_earlier(config, {"trainer.lr_scheduler": "none"})
     assert changed(config, load_fork(run, 5)) == {}
+
+
+def test_a_run_that_cut_its_stop_texts_goes_on_so_only_where_that_is_said(tiny, tmp_path):
+    stop = ("--stop", '["\\n"]')
+    run = a_run(config_of(tmp_path, tiny, *stop))
+    for path in (run.path / "config.json", *run.checkpoints_path.glob("*/checkpoint.json")):
+        found = json.loads(path.read_text())
+        settings = found if path.name == "config.json" else found["config"]
+        del settings["rollout"]["include_stop_str_in_output"]
+        path.write_text(json.dumps(found))
+    assert not load_fork(run, 5).rollout.include_stop_str_in_output
+    latest = (*stop, "--resume_from_checkpoint", "latest")
+    for flags, told in (
+        ((), ("rollout.include_stop_str_in_output: False -> True",)),
+        (("--include_stop_str_in_output", "false"), ()),
+    ):
+        again = config_of(tmp_path, tiny, *latest, *flags)
+        point = resume_point(again, records_of(again))
+        assert point is not None
+        assert point.changed == told

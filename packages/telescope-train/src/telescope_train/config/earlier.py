@@ -36,11 +36,19 @@ TAKEN_IN: Mapping[str, str] = {
     },
 }
 """Removed setting -> the setting that replaces it."""
+STOP_TEXTS = "include_stop_str_in_output"
+"""Setting of `rollout` that earlier versions lacked: they cut the texts of `stop` off."""
 
 
-def names_of_today(names: Collection[str]) -> set[str]:
-    """Return `names`, each a `section.key`, with their present names."""
-    return {TAKEN_IN.get(name, name) for name in names}
+def names_of_today(names: Collection[str], config: Mapping[str, Any]) -> set[str]:
+    """Return the settings that were set in a recorded `config`, as `section.key` of today.
+
+    `names` are those that the run recorded as set.
+    """
+    rollout = config.get("rollout", {})
+    had_none = rollout.get("stop") and STOP_TEXTS not in rollout
+    lacked = {f"rollout.{STOP_TEXTS}"} if had_none else set[str]()
+    return lacked | {TAKEN_IN.get(name, name) for name in names}
 
 
 def in_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +83,8 @@ def in_names_of_today(config: Mapping[str, Any]) -> dict[str, Any]:
         dtypes = {name: megatron.pop(f"megatron_{name}_dtype") for name in _OPTIMIZER}
         is_used = megatron.pop("megatron_use_precision_aware_optimizer")
         megatron["megatron_optimizer_dtypes"] = dtypes if is_used else None
+    rollout = found.get("rollout", {})
+    rollout.setdefault(STOP_TEXTS, not rollout.get("stop"))
     for values in (found, found.get("trainer", {})):
         if values.get("lr_scheduler") == "none":
             values["lr_scheduler"] = "constant"

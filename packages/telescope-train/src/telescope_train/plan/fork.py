@@ -55,7 +55,7 @@ def load_fork(
         )
         return load_train_config([settings, *files, place], flags)
 
-    given = names_of_today(known["set"])
+    given = names_of_today(known["set"], run.config())
     loaded = load(given)
     defaults = origin_of(loaded).defaults
     moved = {
