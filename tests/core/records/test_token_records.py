@@ -214,12 +214,14 @@ def test_files_with_whole_prompts_are_read(tmp_path):
 def test_the_folder_of_a_newer_version_is_refused(tmp_path):
     run = RunFolder.create(tmp_path / "run", config={})
     fields = json.loads((run.path / "run.json").read_text())
-    assert fields["format_version"] == 2
-    (run.path / "run.json").write_text(json.dumps(fields | {"format_version": 3}))
-    with pytest.raises(ConfigError, match=r"format 3, and this version reads up to 2; upgrade"):
+    # Versions that read up to 2 find no rollouts in files of a hundred steps.
+    assert fields["format_version"] == 3
+    (run.path / "run.json").write_text(json.dumps(fields | {"format_version": 4}))
+    with pytest.raises(ConfigError, match=r"format 4, and this version reads up to 3; upgrade"):
         RunFolder.open(run.path)
-    (run.path / "run.json").write_text(json.dumps(fields | {"format_version": 1}))
-    assert RunFolder.open(run.path).rollouts() == []
+    for earlier in (1, 2):
+        (run.path / "run.json").write_text(json.dumps(fields | {"format_version": earlier}))
+        assert RunFolder.open(run.path).rollouts() == []
 
 
 def test_turns_without_tokens_are_empty_when_read():

@@ -27,8 +27,9 @@ _PACKAGES = (
 )
 
 
-FORMAT_VERSION = 2
-"""2: rollout files hold chains of tokens. Folders of format 1 are still read."""
+FORMAT_VERSION = 3
+"""2: rollout files hold chains of tokens; 3: a file may hold a hundred steps, which readers of
+format 2 would pass over. Folders of format 1 and 2 are still read."""
 
 
 class RunState(StrEnum):
