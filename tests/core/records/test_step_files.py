@@ -141,7 +141,7 @@ def killed_at_each_change(monkeypatch, act) -> Iterator[None]:
         at += 1
 
 
-def test_blocks_that_cannot_be_merged_do_not_keep_older_ones_apart(tmp_path: Path) -> None:
+def test_blocks_that_cannot_be_merged_do_not_keep_older_ones_apart(tmp_path: Path, caplog) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     for step in range(1, 25):
@@ -154,6 +154,8 @@ def test_blocks_that_cannot_be_merged_do_not_keep_older_ones_apart(tmp_path: Pat
         f"steps-{first:06d}-{first + 3:06d}.parquet" for first in (1, 5, 17, 21)
     ]
     assert list(parts_in(tmp_path)) == list(range(1, 25))
+    assert "earlier version" in caplog.text
+    assert "schema" not in caplog.text, "Arrow's words list every column"
 
 
 def test_a_kill_while_files_are_merged_loses_and_doubles_nothing(run, monkeypatch) -> None:

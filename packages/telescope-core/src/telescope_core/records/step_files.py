@@ -154,9 +154,12 @@ def merge(folder: Path, *, up_to: int, options: Mapping[str, Any]) -> None:
             parts = {step: StepPart(target, groups) for step, groups in groups_in(target).items()}
             parts |= {step: StepPart(step_path(folder, step)) for step in steps}
             _write(target, parts, options)
-        # A ValueError: columns of an earlier version.
-        except (arrow.ArrowException, OSError, ValueError, ConfigError, NoRoomError) as error:
+        except (arrow.ArrowException, OSError, ConfigError, NoRoomError) as error:
             _LOGGER.warning("files for %s stay apart: %s", target, error)
+            continue
+        except ValueError:  # Arrow's, which lists the columns of both.
+            why = "some of them have the columns of an earlier version; all are read as before"
+            _LOGGER.warning("files for %s stay apart: %s", target, why)
             continue
         for step in steps:
             step_path(folder, step).unlink()
