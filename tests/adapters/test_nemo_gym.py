@@ -216,6 +216,33 @@ async def test_what_code_of_the_server_raises_at_an_answer_is_final(
     assert is_of_answer(rollout) == is_final
 
 
+async def test_calls_that_the_verifier_grades_itself_end_the_rollout(tmp_path):
+    # Such as structured_outputs and terminal_multi_harness of 0.7.0, which have none of the tools.
+    counters = Counters()
+    counters.paths = ["/seed_session", "/verify"]
+    async with served(counters, rows(tmp_path), call_tools=False) as client:
+        rollout = await played(client, RIGHT)
+    assert (rollout.reward, len(rollout.turns), rollout.stop_reason) == (0.0, 1, "completed")
+    said = counters.verified[0]["response"]["output"]
+    assert [(one["type"], one["arguments"]) for one in said] == [
+        ("function_call", '{"by": 1}'),
+        ("function_call", '{"by": 2}'),
+    ]
+
+
+async def test_thinking_of_rows_stands_in_its_summary(tmp_path):
+    # As in the rows of single_step_tool_use_with_argument_comparison.
+    thought = {"type": "reasoning", "id": "r", "encrypted_content": None}
+    summary = [{"type": "summary_text", "text": "1 and 2."}]
+    answer = {"type": "message", "role": "assistant", "content": "It is 3."}
+    asked = [*ASKED, {**thought, "summary": summary}, answer, ASKED[1], {**thought, "summary": []}]
+    given = {"responses_create_params": {"input": [*asked, answer, ASKED[1]], "tools": [TOOL]}}
+    async with served(Counters(), rows(tmp_path, {**ROW, **given})) as client:
+        example = await client.example(Split.TRAIN, 0)
+    said = [(one.reasoning, one.content) for one in example.prompt if one.role == "assistant"]
+    assert said == [("1 and 2.", "It is 3."), ("", "It is 3.")]
+
+
 async def test_a_server_without_the_tools_of_the_rows_is_refused(tmp_path):
     counters = Counters()
     counters.paths = ["/seed_session", "/verify", "/counts"]
@@ -223,6 +250,7 @@ async def test_a_server_without_the_tools_of_the_rows_is_refused(tmp_path):
         rollout = await played(client, RIGHT)
     assert rollout.status_reason == "UnplayableError"
     assert "has no tool count" in rollout.error
+    assert "env.call_tools" in rollout.error
     counters.paths = ["/seed_session", "/verify", "/{path}"]
     async with served(counters, rows(tmp_path)) as client:
         assert (await played(client, RIGHT)).reward == 1.0, "one address takes all names"

@@ -64,6 +64,9 @@ class NemoGymConfig(AdaptedConfig):
     """Absolute path of the .jsonl file with the rows that are held out; empty = none are."""
     max_turns: int = Field(default=30, ge=1)
     """Most answers of a rollout."""
+    call_tools: bool = True
+    """Whether calls are made on the server. False = an answer with calls ends the rollout, for
+    servers whose verifier grades the calls themselves."""
 
 
 @dataclass(slots=True)
@@ -132,15 +135,19 @@ class NemoGymEnvironment(ServedEnvironment):
             )
         takes_any = any(re.fullmatch(r"/\{[^/]+\}", path) for path in paths)
         lacking = sorted(name for name in self._tools if f"/{name}" not in paths)
-        if lacking and not takes_any:
+        settings = cast(NemoGymConfig, self.config)
+        if lacking and not takes_any and settings.call_tools:
             raise UnplayableError(
                 f"{self.url} has no tool {', '.join(lacking)}, which the rows offer; give rows of "
-                "this server's own data"
+                "this server's own data, or, if these are and its verifier grades the calls "
+                "themselves, set env.call_tools to false (with `telescope env link`, --settings "
+                "'{\"call_tools\": false}')"
             )
 
     async def play(self, episode: Episode[Seeded]) -> StopReason:
         """Answer calls of tools until an answer has none."""
         await self.looked()
+        settings = cast(NemoGymConfig, self.config)
         example, state = episode.example, episode.state
         tools = episode.tools = _asked_of(example).tools
         begun = await once_up(lambda: self._post(state, "seed_session", example.info["row"]))
@@ -151,11 +158,11 @@ class NemoGymEnvironment(ServedEnvironment):
                 f"the tools of {self.url} are offered over MCP alone, which is not played; serve "
                 "them as addresses of the server"
             )
-        for _ in range(self.config.max_turns):
+        for _ in range(settings.max_turns):
             said = await episode.generate()
             if said.finish_reason == "length":
                 return StopReason.LENGTH
-            if not said.message.tool_calls:
+            if not said.message.tool_calls or not settings.call_tools:
                 return StopReason.COMPLETED
             for call in said.message.tool_calls:
                 text = await self._result(state, call, _names(tools))
@@ -252,6 +259,8 @@ def _asked(row: Mapping[str, Any], *, where: str) -> ChatRequest:
             f"input, only {', '.join(row) or 'nothing'}"
         )
     body = {name: params[name] for name in _ASKED if name in params}
+    if isinstance(body["input"], list):
+        body["input"] = [*map(_shown_thinking, body["input"])]
     try:
         return read_responses(
             {**body, "model": _MODEL},
@@ -259,6 +268,16 @@ def _asked(row: Mapping[str, Any], *, where: str) -> ChatRequest:
         )
     except Refusal as refusal:
         raise EnvironmentLoadError(f"{where}: {refusal.message}") from None
+
+
+def _shown_thinking(item: object) -> object:
+    """Return an item of a row, whose thinking NeMo Gym keeps in the summary, as others show it."""
+    fields = as_fields(item)
+    if fields.get("type") != "reasoning" or fields.get("content"):
+        return item
+    texts = [part.get("text") for part in map(as_fields, fields.get("summary") or ())]
+    shown = [{"type": "reasoning_text", "text": text} for text in texts or [""]]
+    return {**fields, "content": shown}
 
 
 def _response(episode: Episode[Seeded]) -> dict[str, Any]:
