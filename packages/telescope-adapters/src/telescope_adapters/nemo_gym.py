@@ -260,7 +260,7 @@ def _asked(row: Mapping[str, Any], *, where: str) -> ChatRequest:
         )
     body = {name: params[name] for name in _ASKED if name in params}
     if isinstance(body["input"], list):
-        body["input"] = [*map(_shown_thinking, body["input"])]
+        body["input"] = [*map(_shown_thinking, cast(list[object], body["input"]))]
     try:
         return read_responses(
             {**body, "model": _MODEL},
