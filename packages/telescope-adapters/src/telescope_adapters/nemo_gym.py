@@ -65,8 +65,7 @@ class NemoGymConfig(AdaptedConfig):
     max_turns: int = Field(default=30, ge=1)
     """Most answers of a rollout."""
     call_tools: bool = True
-    """Whether calls are made on the server. False = an answer with calls ends the rollout, for
-    servers whose verifier grades the calls themselves."""
+    """Whether the server runs calls; False = they end the rollout, and its verifier grades them."""
 
 
 @dataclass(slots=True)
@@ -90,6 +89,7 @@ class NemoGymEnvironment(ServedEnvironment):
     def __init__(self, config: NemoGymConfig | None = None) -> None:
         super().__init__(config)
         settings = cast(NemoGymConfig, self.config)
+        self._calls_tools = settings.call_tools
         files = {Split.TRAIN: settings.train_data, Split.EVAL: settings.eval_data}
         self._examples = {split: _read(path) for split, path in files.items() if path}
         if not self._examples:
@@ -135,19 +135,15 @@ class NemoGymEnvironment(ServedEnvironment):
             )
         takes_any = any(re.fullmatch(r"/\{[^/]+\}", path) for path in paths)
         lacking = sorted(name for name in self._tools if f"/{name}" not in paths)
-        settings = cast(NemoGymConfig, self.config)
-        if lacking and not takes_any and settings.call_tools:
+        if self._calls_tools and lacking and not takes_any:
             raise UnplayableError(
                 f"{self.url} has no tool {', '.join(lacking)}, which the rows offer; give rows of "
-                "this server's own data, or, if these are and its verifier grades the calls "
-                "themselves, set env.call_tools to false (with `telescope env link`, --settings "
-                "'{\"call_tools\": false}')"
+                "its own data, or set env.call_tools to false if its verifier grades the calls"
             )
 
     async def play(self, episode: Episode[Seeded]) -> StopReason:
         """Answer calls of tools until an answer has none."""
         await self.looked()
-        settings = cast(NemoGymConfig, self.config)
         example, state = episode.example, episode.state
         tools = episode.tools = _asked_of(example).tools
         begun = await once_up(lambda: self._post(state, "seed_session", example.info["row"]))
@@ -158,11 +154,11 @@ class NemoGymEnvironment(ServedEnvironment):
                 f"the tools of {self.url} are offered over MCP alone, which is not played; serve "
                 "them as addresses of the server"
             )
-        for _ in range(settings.max_turns):
+        for _ in range(self.config.max_turns):
             said = await episode.generate()
             if said.finish_reason == "length":
                 return StopReason.LENGTH
-            if not said.message.tool_calls or not settings.call_tools:
+            if not said.message.tool_calls or not self._calls_tools:
                 return StopReason.COMPLETED
             for call in said.message.tool_calls:
                 text = await self._result(state, call, _names(tools))
@@ -275,9 +271,8 @@ def _shown_thinking(item: object) -> object:
     fields = as_fields(item)
     if fields.get("type") != "reasoning" or fields.get("content"):
         return item
-    texts = [part.get("text") for part in map(as_fields, fields.get("summary") or ())]
-    shown = [{"type": "reasoning_text", "text": text} for text in texts or [""]]
-    return {**fields, "content": shown}
+    shown = fields.get("summary") or [{"text": ""}]
+    return {**fields, "content": [{**as_fields(one), "type": "reasoning_text"} for one in shown]}
 
 
 def _response(episode: Episode[Seeded]) -> dict[str, Any]:
