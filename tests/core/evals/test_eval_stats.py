@@ -168,8 +168,9 @@ def test_rewards_are_measured_on_their_own_range(parts):
     if estimate is None or estimate.low is None:
         return
     assert 0.0 <= estimate.low <= estimate.mean <= estimate.high <= 1.0
-    for one, other in ((estimate.low, stretched.low), (estimate.high, stretched.high)):
-        assert other == pytest.approx(10 * one - 5, abs=1e-5)
+    for name in ("low", "mean", "high"):
+        there = 10 * getattr(estimate, name) - 5
+        assert getattr(stretched, name) == pytest.approx(there, abs=1e-5)
 
 
 def test_rewards_that_are_counts_have_the_interval_of_pass_at_1():
@@ -177,6 +178,7 @@ def test_rewards_that_are_counts_have_the_interval_of_pass_at_1():
     rewards = [[2.0] * c + [-1.0] * (n - c) for n, c in counts]
     rate = success_rate(counts, 1, every=False)
     estimate = mean_of_rewards(rewards, minimum=-1.0, maximum=2.0)
+    assert estimate.mean == pytest.approx(3 * rate.mean - 1)
     assert estimate.low == pytest.approx(3 * rate.low - 1)
     assert estimate.high == pytest.approx(3 * rate.high - 1)
     rounded = [[one - 1e-13 if one == 2.0 else one for one in task] for task in rewards]

@@ -35,7 +35,7 @@ def test_metrics_do_not_depend_on_how_tokens_are_split(tokens, size):
 def test_mismatch_looks_only_at_tokens_of_the_version_being_trained():
     terms = Terms(
         logprobs_T=torch.tensor([-1.0, -2.0, 0.0, -1.0]),
-        behavior_logprobs_T=torch.tensor([-1.5, -5.0, 0.0, -1.0]),
+        behavior_logprobs_T=torch.tensor([-1.5, -5.0, 0.0, -0.8]),
         advantages_T=torch.ones(4),
         mask_T=torch.tensor([True, True, False, True]),
         sequence_ids_T=torch.zeros(4, dtype=torch.long),
@@ -45,8 +45,11 @@ def test_mismatch_looks_only_at_tokens_of_the_version_being_trained():
     sums = shared_metrics(terms, same_version_T=same_version_T)
     row = metric_row(sums)
     assert row["mismatch/max"] == pytest.approx(0.5)
-    assert row["mismatch/k3"] == pytest.approx((math.exp(0.5) - 1.5) / 2)
-    assert row["importance_weight/mean"] == pytest.approx((math.exp(0.5) + math.exp(3) + 1) / 3)
+    assert row["mismatch/mean"] == pytest.approx((0.5 + 0.2) / 2)
+    k3 = [math.exp(gap) - 1 - gap for gap in (0.5, -0.2)]
+    assert row["mismatch/k3"] == pytest.approx(sum(k3) / 2)
+    weights = [math.exp(gap) for gap in (0.5, 3, -0.2)]
+    assert row["importance_weight/mean"] == pytest.approx(sum(weights) / 3)
     assert row["entropy"] == pytest.approx(1.0)
 
 
