@@ -619,6 +619,7 @@ def test_a_seat_of_a_match_bears_its_own_penalties_alone():
         index: pytest.approx({"x": 0.0, "y": y}) for index, y in enumerate(y_G)
     }
     assert result.metrics["advantage/std"] == pytest.approx(np.std([*y_G, 0.0, 0.0, 0.0]))
+    assert list(result.advantages.values()) == pytest.approx([y / 2 for y in y_G]), "their mean"
 
 
 def test_a_match_in_which_every_seat_always_earns_the_same_teaches_nothing():
