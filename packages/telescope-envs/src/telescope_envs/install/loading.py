@@ -63,7 +63,8 @@ def asked(
         [*started, _PROGRAM, question, factory, given, *search_path],
         environ={**passed_on(), **(variables or {})},
         limit_s=limit_s,
-        late=f"{what}: it did not load within {limit_s:g} s; its import must be quick",
+        late=f"{what}: it did not load within {limit_s:g} s; look at what its module "
+        "does when it is imported, and its environment when it is made",
     )
     if done.returncode:
         failed = "exported" if question == "task_files" else "loaded"
