@@ -126,6 +126,8 @@ class _Models(msgspec.Struct):
 
 _REPLY = msgspec.json.Decoder(_PassedReply)
 _TOKEN_REPLY = msgspec.json.Decoder(_TokenReply)
+_FAILED = msgspec.json.Decoder(_Failed)
+_ERROR = msgspec.json.Decoder(_Error)
 _MODELS = msgspec.json.Decoder(_Models | list[_Model])
 _WEIGHTS = re.compile(rb'"weights-(\d{1,9})-(\d{1,9})"')
 """The fingerprint that a gateway of ours sends: the oldest and the newest version of the weights
@@ -276,7 +278,7 @@ def _first(choices: Sequence[Placed]) -> Placed:
 def _reported(content: bytes, where: str) -> EndpointError | None:
     """Return the error that an endpoint reports in a reply with status 200; None without one."""
     try:
-        reply = msgspec.json.decode(content, type=_Failed)
+        reply = _FAILED.decode(content)
     except msgspec.DecodeError:  # of another form, or cut after what was not expected
         return None
     places = [reply, _first(reply.choices)] if reply.choices else [reply]
@@ -284,7 +286,7 @@ def _reported(content: bytes, where: str) -> EndpointError | None:
     if raw is None:
         return None
     try:
-        error = msgspec.json.decode(raw, type=_Error)
+        error = _ERROR.decode(raw)
     except msgspec.ValidationError:  # a text, or a form of its own
         error = _Error()
     said = error.message or quote(bytes(raw))

@@ -9,6 +9,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
+from telescope_core.base.decoders import convert
 from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.base.messages import json_object
 from telescope_core.base.terminal import whole
@@ -194,7 +195,7 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
 def record_from(row: Mapping[str, Any], kind: type[Record]) -> Record | None:
     """Return the record of type `kind` that `asdict` made `row` of; None if `row` is damaged."""
     try:
-        return msgspec.convert(row, kind, str_keys=True)
+        return convert(row, kind, str_keys=True)
     except msgspec.ValidationError:
         return None
 

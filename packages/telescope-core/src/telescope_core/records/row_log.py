@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, get_args, g
 
 import msgspec
 
+from telescope_core.base.decoders import json_decoder
 from telescope_core.base.errors import ConfigError, NoRoomError
 from telescope_core.records.arrow import arrow_modules, reading
 from telescope_core.records.files import append_content, plain, read_json_lines
@@ -80,7 +81,7 @@ class RowFiles(Generic[Row]):
             ],
             omit_defaults=True,
         )
-        self._decoder: Any = msgspec.json.Decoder(self._line)
+        self._decoder: Any = json_decoder(self._line)
 
     def lines(self, rows: Iterable[Row], *, since_s: float = 0.0) -> Lines:
         """Return `rows` as lines; their times are seconds since `since_s`."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from telescope_core.base.chains import SampledTokens
+from telescope_core.base.decoders import convert
 from telescope_core.base.messages import message_from_json, message_to_record
 from telescope_core.base.secret_names import hidden, without_values
 from telescope_core.base.types import (
@@ -259,7 +260,7 @@ def row_from_json(fields: Mapping[str, Any]) -> RolloutRow:
             for conversation in known.get("conversations", ())
         ]
         known.pop("tokens", None)
-        row = msgspec.convert(known, RolloutRow)
+        row = convert(known, RolloutRow)
         return replace(row, tokens=tokens_from_json(fields))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not the row of a rollout: {type(error).__name__}: {error}") from None

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
+from telescope_core.base.decoders import convert, json_decoder
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.files import read_file
@@ -197,7 +198,7 @@ def read_known(
 def converted(record: type[RecordType], tables: Mapping[str, object]) -> RecordType:
     """Return the record in the tables of a document; raises RecordProblem."""
     try:
-        found = msgspec.convert(tables, record)
+        found = convert(tables, record)
         found.as_json()
     except msgspec.ValidationError as error:
         raise RecordProblem(explained(error)) from None
@@ -222,7 +223,7 @@ def explained(error: msgspec.ValidationError) -> str:
 
 @cache
 def _decoder(record: type[Record]) -> "msgspec.json.Decoder[Record]":
-    return msgspec.json.Decoder(record)
+    return json_decoder(record)
 
 
 def is_plain_json(text: bytes) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from telescope_core.base.decoders import json_decoder
 from telescope_core.base.errors import ConfigError
 from telescope_envs.records.files import read_file
 from telescope_envs.records.model import explained, read_pyproject, table_at, texts_at
@@ -142,7 +143,7 @@ def read_datasets(project: Path) -> list[Dataset] | None:
         return None
     try:
         data = read_file(path, follows_link=True).removeprefix(codecs.BOM_UTF8)
-        return msgspec.json.decode(data, type=list[Dataset])
+        return json_decoder(list[Dataset]).decode(data)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from None
     except msgspec.ValidationError as error:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from packaging.version import InvalidVersion, Version
 
+from telescope_core.base.decoders import convert
 from telescope_core.base.errors import RegistryError
 from telescope_core.base.terminal import escaped
 from telescope_envs.records.files import read_file, sha256_of
@@ -289,7 +290,7 @@ class _Stated(msgspec.Struct):
 def _unreadable(line: bytes, where: str, why: str) -> Unreadable:
     try:
         # Not as strict as the records are: old servers stored lines with NaN.
-        stated = msgspec.convert(json.loads(line), _Stated)
+        stated = convert(json.loads(line), _Stated)
     except (ValueError, msgspec.ValidationError, RecursionError):
         stated = _Stated()
     digest = stated.wheel.get("sha256", "")

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 import msgspec
 
 from telescope_core.base.addresses import is_loopback
+from telescope_core.base.decoders import convert
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_envs.records.model import read_toml_file
 
@@ -364,7 +365,7 @@ _Record = TypeVar("_Record")
 
 def _converted(table: object, record: type[_Record]) -> _Record:
     try:
-        return msgspec.convert(table, record)
+        return convert(table, record)
     except msgspec.ValidationError as error:
         message, _, place = str(error).replace("`", "").partition(" - at $.")
         raise ConfigError(f"{place}: {message}" if place else message) from None

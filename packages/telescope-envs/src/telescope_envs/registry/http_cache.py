@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from telescope_core.base.decoders import json_decoder
 from telescope_envs.records.files import read_file, sha256_of
 
 _LONGEST_HEAD_BYTES = 16 * 1024
@@ -57,7 +58,7 @@ class HttpCache:
             data = read_file(path, max_bytes=max_bytes + _LONGEST_HEAD_BYTES)
             line, _, body = data.partition(b"\n")
             confirmed_at = path.stat().st_mtime
-            head = msgspec.json.decode(line, type=_CachedHead)
+            head = json_decoder(_CachedHead).decode(line)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         is_whole = len(body) == head.size <= max_bytes and sha256_of(body) == head.sha256

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from telescope_core.base.decoders import json_decoder
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.evals.folder import read_result
 from telescope_core.evals.result import EvalResult
@@ -192,7 +193,7 @@ def _rows_of(place: EvalPlace) -> _Rows:
 
 @lru_cache(maxsize=64)
 def _rows(path: Path, stamp: Stamp) -> _Rows:
-    decoder = msgspec.json.Decoder(EvalRow)
+    decoder = json_decoder(EvalRow)
     found: dict[tuple[str, int], PlacedRow] = {}
     offset = num_damaged = num_too_long = 0
     is_too_long = False
@@ -220,7 +221,7 @@ def texts_of(place: EvalPlace, placed: Sequence[PlacedRow]) -> Iterator[list[str
     path = place.file("rollouts.jsonl")
     if path is None:
         return
-    decoder = msgspec.json.Decoder(_Conversation)
+    decoder = json_decoder(_Conversation)
     with path.open("rb") as stream:
         for one in placed:
             stream.seek(one.offset)

@@ -10,8 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
+from telescope_core.base.decoders import json_decoder
 from telescope_core.records.files import lines_left_out, plain
 from telescope_core.records.follow import LineTail
 from telescope_ui.base.answers import JsonObject
@@ -50,7 +49,7 @@ class NewRows(Generic[Row]):
         self._run, self._name = run, name
         self._is_row = is_row
         self._num_damaged = 0
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder = json_decoder(kind)
         self._tail = LineTail(
             run / name, max_line_bytes=max_line_bytes, max_file_bytes=max_file_bytes
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from telescope_core.base.decoders import convert
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_secrets
 from telescope_core.records.eval_points import EvalPoint
@@ -45,7 +46,7 @@ def _is_record(row: JsonObject, kind: type) -> bool:
 
 def _is_server_event(row: JsonObject) -> bool:
     try:
-        msgspec.convert(row, _ServerLine)
+        convert(row, _ServerLine)
     except msgspec.ValidationError:
         return False
     return True

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from telescope_core.base.decoders import json_decoder
 from telescope_core.records.logs import last_life
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import LogsParameters
@@ -172,7 +173,7 @@ def _cursor(text: str) -> dict[str, int]:
         return {}
     try:
         content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        found = msgspec.json.decode(content, type=dict[str, int])
+        found = json_decoder(dict[str, int]).decode(content)
     except ValueError:
         raise ParameterError(
             f"cursor: expected older or newer of an answer, got {text[:40]!r}"
