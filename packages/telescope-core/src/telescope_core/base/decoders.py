@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 Kind = TypeVar("Kind")
-_BUILDING = threading.Lock()
+_BUILDING = threading.RLock()
 
 
 def json_decoder(kind: type[Kind]) -> "msgspec.json.Decoder[Kind]":
