@@ -228,6 +228,15 @@ def test_settings_that_an_earlier_version_lacked_are_no_change_at_their_default(
         EvalFolder.resume(tmp_path / "other", manifest={**manifest, **keeps})
 
 
+@pytest.mark.parametrize("sampling", [None, "greedy", [0.7]])
+def test_recorded_sampling_that_is_damaged_is_a_difference_and_no_crash(tmp_path, sampling):
+    manifest = {"model": "a", **asdict(settings())}
+    folder = EvalFolder.create(tmp_path / "eval", manifest={**manifest, "sampling": sampling})
+    folder.fail("stopped")
+    with pytest.raises(ConfigError, match=r"different settings .*sampling"):
+        EvalFolder.resume(folder.path, manifest=manifest)
+
+
 def test_a_folder_that_is_in_use_or_holds_something_is_refused(tmp_path):
     folder = EvalFolder.create(tmp_path / "eval", manifest={"model": "a"})
     for start in (EvalFolder.create, EvalFolder.resume):

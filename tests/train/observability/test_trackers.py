@@ -135,12 +135,12 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
     monkeypatch.setattr(sys, "argv", ["telescope", "train", "--env.api_key", "key-of-the-command"])
     repository = tmp_path / "repository"
     remote = "https://token-of-the-remote:x-oauth-basic@host.example/a.git"
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
     for words in (
         ["init", "--quiet", str(repository)],
         ["-C", str(repository), "remote", "add", "origin", remote],
         ["-C", str(repository), "commit", "--quiet", "--allow-empty", "--message", "first"],
     ):
-        who = ("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false")
         subprocess.run(["git", *who, *words], check=True, timeout=60)
     monkeypatch.chdir(repository)
     assert track(["wandb"], run, range(1, 3)) == []

@@ -13,6 +13,7 @@ import msgspec
 
 Kind = TypeVar("Kind")
 _BUILDING = threading.RLock()
+"""Held again by the same thread where the annotations of a class build another decoder."""
 
 
 def json_decoder(kind: type[Kind]) -> "msgspec.json.Decoder[Kind]":

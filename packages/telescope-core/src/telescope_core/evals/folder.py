@@ -136,13 +136,11 @@ class EvalFolder:
         with claimed(path):
             folder._require_ended()
             # Values of secrets are not in the folder: they come again with the command.
-            refused = _refused(
-                without_secrets(_with_unset(_completed(folder.manifest())), keeps_names=False),
-                without_secrets(
-                    _with_unset(_completed(cast(Any, plain(manifest)))), keeps_names=False
-                ),
+            then, now = (
+                without_secrets(_with_unset(_completed(cast(Any, one))), keeps_names=False)
+                for one in (folder.manifest(), plain(manifest))
             )
-            if refused:
+            if refused := _refused(then, now):
                 raise ConfigError(
                     f"{path} was started with different settings ({'; '.join(refused)}); use the "
                     "same settings, or another --output"
@@ -358,7 +356,9 @@ def _with_unset(settings: Any) -> Any:
 
 def _completed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest with the defaults of settings that the version which wrote it lacked."""
-    sampling = {**_defaults(Sampling), **manifest.get("sampling", {})}
+    sampling: Any = manifest.get("sampling", {})
+    if isinstance(sampling, Mapping):  # else the file is damaged, and differs
+        sampling = {**_defaults(Sampling), **cast(Mapping[str, Any], sampling)}
     return {**_defaults(EvalSettings), **manifest, "sampling": sampling}
 
 
