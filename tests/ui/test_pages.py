@@ -100,7 +100,7 @@ def test_runs_are_compared_with_the_settings_that_differ(ui):
     assert page["settings"] == [
         {
             **{"name": "run.name", "values": {"first": "first", "second": "second"}},
-            "is_place": True,
+            **{"is_place": True, "follows": False},
         }
     ]
     assert page["num_equal_settings"] == 6
@@ -339,6 +339,23 @@ def test_of_a_run_that_did_not_record_what_was_set_it_is_not_known(tmp_path):
         (run.path / "settings.json").unlink()
         one = settings_of(ui, "/runs/older")[name]
         assert (one["value"], one["is_set"], one["is_default"]) == (4, None, None)
+
+
+def test_a_setting_that_differs_and_that_no_run_set_is_told_as_one_that_follows(tmp_path):
+    for name, more in (("a", 0), ("b", 1)):
+        run = write_run(tmp_path / "runs" / name)
+        of_run = {"rollout": {"group_size": 4 + more, "top_k": more}, "env": {"size": {"x": more}}}
+        (run.path / "config.json").write_text(json.dumps(of_run))
+        origin = {"set": ["rollout.group_size", "env.size"], "chosen": [], "defaults": {}}
+        (run.path / "settings.json").write_text(json.dumps(origin))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        page = ui.get("/compare?run=a&run=b")
+        follows = {one["name"]: one["follows"] for one in page["settings"]}
+        assert follows.pop("rollout.top_k")
+        assert follows == {"rollout.group_size": False, "env.size.x": False}
+        (run.path / "settings.json").unlink()
+        page = ui.get("/compare?run=a&run=b")
+        assert not any(one["follows"] for one in page["settings"]), "of one run it is not known"
 
 
 def test_an_address_gives_the_page_to_a_browser_and_its_data_to_a_program(ui):

@@ -27,7 +27,7 @@ from telescope_core.records.identity import Resume
 from telescope_core.records.run_folder import SETTINGS_FILE, RunFolder
 from telescope_core.reports.before_after import AFTER, BEFORE, by_moment, order_of
 from telescope_core.reports.differences import cautions, sentence
-from telescope_core.settings.differing import Differing, differing
+from telescope_core.settings.differing import Differing, differing, nobody_set
 
 _MOST_NAMED = 3
 """Most measures that the verdict names."""
@@ -146,13 +146,7 @@ def _following(
     if not all("set" in one for one in found):
         return frozenset()
     given: set[str] = {*found[0]["set"], *found[1]["set"]}
-    parts = {one.name: one.name.split(".") for one in settings}
-    return frozenset(
-        name
-        for name, of_name in parts.items()
-        # A table without a fixed form is listed by its own name.
-        if not any(".".join(of_name[:end]) in given for end in range(1, len(of_name) + 1))
-    )
+    return frozenset(one.name for one in settings if nobody_set(one.name, given))
 
 
 def _code_changes(before: RunFolder, after: RunFolder) -> list[str]:

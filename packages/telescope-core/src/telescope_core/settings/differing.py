@@ -1,7 +1,7 @@
 """Find the settings in which runs differ, by `section.key`, and those that only name a place."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 _PLACES = re.compile(
@@ -48,6 +48,12 @@ def differing(
         if (is_of_some and is_own) or any(value != first for value in values.values()):
             found.append(Differing(name, values))
     return found, len(names) - len(found)
+
+
+def nobody_set(name: str, given: Collection[str]) -> bool:
+    """Return whether neither setting `name` nor a table that holds it is among those `given`."""
+    parts = name.split(".")
+    return not any(".".join(parts[:end]) in given for end in range(1, len(parts) + 1))
 
 
 def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from telescope_core.evals.result import EvalResult
 from telescope_core.reports.before_after import before_and_after
 from telescope_core.reports.differences import cautions
-from telescope_core.settings.differing import differing
+from telescope_core.settings.differing import differing, nobody_set
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.parameters import (
     CompareExamplesParameters,
@@ -50,6 +50,8 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
         {run.key: run.config() for run in runs},
         {run.key: run.settings_origin().defaults for run in runs},
     )
+    given = [run.settings_origin().given for run in runs]
+    set_by_someone = None if None in given else {name for one in given for name in one or ()}
     return {
         "page": "compare",
         "runs": [
@@ -63,7 +65,15 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
         ],
         "evals": _evals(runs),
         "settings": [
-            {"name": one.name, "values": one.values, "is_place": one.is_place} for one in settings
+            {
+                "name": one.name,
+                "values": one.values,
+                "is_place": one.is_place,
+                "follows": not one.is_place
+                and set_by_someone is not None
+                and nobody_set(one.name, set_by_someone),
+            }
+            for one in settings
         ],
         "num_equal_settings": num_equal,
         "rewards": _rewards(runs, asked),

@@ -136,7 +136,7 @@ export interface ComparePage {
       smooth_steps: number;
     }[]
   >;
-  settings: { name: string; values: Record<string, unknown>; is_place: boolean }[];
+  settings: { name: string; values: Record<string, unknown>; is_place: boolean; follows: boolean }[];
   num_equal_settings: number;
 }
 

@@ -125,7 +125,15 @@ function SettingTable({ caption, rows, data }: { caption: string; rows: Setting[
       rows={rows}
       keyOf={(row) => row.name}
       columns={[
-        { name: "Setting", cell: (row) => <code>{row.name}</code> },
+        {
+          name: "Setting",
+          cell: (row) => (
+            <>
+              <code>{row.name}</code>
+              {row.follows && <div class="faint">nobody set it: it follows from others</div>}
+            </>
+          ),
+        },
         ...data.runs.map((run) => ({
           name: run.key,
           label: nameOfRun(run),
