@@ -116,10 +116,26 @@ def test_a_flag_may_leave_out_its_section_and_use_dashes(flag):
         (["--use_clip", "False"], False),
         (["--use_clip=false"], False),
         (["--use_clip", "--rate", "1"], True),
+        (["--no-use_clip"], False),
+        (["--no_use_clip", "--rate", "1"], False),
+        (["--no-fit.use-clip"], False),
+        (["--no-use-clip", "--use-clip"], True),
     ],
 )
 def test_booleans_with_and_without_a_value(flags, expected):
     assert load([], "--body", "b", *flags).fit.use_clip is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--no-rate"], "flag --no-rate: unknown setting 'no_rate'; did you mean 'rate'"),
+        (["--no-use_clip", "true"], "unexpected argument 'true'"),
+        (["--no-use_clip=true"], "flag --no-use_clip: unknown setting 'no_use_clip'"),
+    ],
+)
+def test_only_booleans_are_turned_off_and_without_a_value(flags, says):
+    assert says in error([], "--body", "b", *flags)
 
 
 def test_lists_are_json_and_null_means_absent():

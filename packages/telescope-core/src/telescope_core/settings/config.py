@@ -187,6 +187,11 @@ def _read_flags(
         origin = f"flag --{name}"
         path = _flag_path(name, names)
         if not names.knows(path):
+            # --no-key and --no-section.key turn a boolean off.
+            off = _flag_path(re.sub("^no[-_]", "", name), names)
+            if names.knows(off) and bool in _plain_kinds(names.annotation(off)) and not has_text:
+                found.append((off, False, origin))
+                continue
             unknown.append(Unknown(origin, "", path))
             while not has_text and rest and not rest[0].startswith("--"):
                 rest.pop(0)
