@@ -2,10 +2,14 @@
 
 import io
 import re
+import sys
+import threading
 
+import pytest
 from rich.console import Console
 
-from telescope_cli.progress import progress_of
+from telescope_cli import progress
+from telescope_cli.progress import progress_of, waiting
 
 
 def shown(*moments: tuple[float, int], is_terminal: bool = False) -> str:
@@ -42,3 +46,50 @@ def test_a_terminal_that_cannot_redraw_gets_the_lines(monkeypatch) -> None:
 def test_further_lines_come_every_ten_seconds() -> None:
     text = shown((2.0, 5), (5.0, 10), (11.9, 20), (12.0, 30), (21.0, 40), (30.0, 50))
     assert [line.split(":")[1].split()[0] for line in text.splitlines()] == ["5", "30", "50"]
+
+
+class Screen(io.StringIO):
+    """A terminal, and whether the text that is waited for has been shown on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shows = threading.Event()
+        self.console = Console(file=self, width=80, force_terminal=True)
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if "reading the model" in text:
+            self.shows.set()
+        return written
+
+
+def test_a_terminal_shows_what_takes_long_and_clears_it_again(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    screen, old = Screen(), (sys.stdout, sys.stderr)
+    with waiting("reading the model", console=screen.console):
+        assert screen.shows.wait(60)
+        sys.stderr.write("a remark\n")
+        assert sys.stdout is old[0], "it may be a file"
+    assert (sys.stdout, sys.stderr) == old
+    assert "a remark" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K"), "the line is cleared"
+
+
+def test_what_is_over_before_that_shows_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_SHOWN_AFTER_S", 600.0)
+    screen = Screen()
+    with waiting("reading the model", console=screen.console):
+        pass
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("terminal", ["none", "dumb"])
+def test_nothing_is_shown_where_it_could_not_be_cleared(monkeypatch, terminal) -> None:
+    monkeypatch.setattr(progress, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setenv("TERM", terminal)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal == "dumb")
+    with waiting("reading the model", console=console):
+        pass
+    assert out.getvalue() == ""

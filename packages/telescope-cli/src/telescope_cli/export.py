@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from telescope_cli.progress import waiting
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.interrupts import raise_if_asked
@@ -87,13 +88,14 @@ def export_command(
             target = Path(output).expanduser()
             if len(checkpoints) > 1:
                 target /= checkpoint.path.name
-        return export_checkpoint(
-            checkpoint,
-            target,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            tell=lambda line: _tell([line]),
-        )
+        with waiting(f"exporting {checkpoint.path.name}"):
+            return export_checkpoint(
+                checkpoint,
+                target,
+                dtype=dtype,
+                max_shard_size=max_shard_size,
+                tell=lambda line: _tell([line]),
+            )
 
     is_named = steps is not None or checkpoints[0].path == folder
     for checkpoint, done in _each(checkpoints, write, run=None if is_named else folder):
@@ -124,9 +126,9 @@ def _each(
     """
     from telescope_train.checkpoints.folders import RemovedCheckpointError, unproved
 
-    waiting = [*checkpoints]
-    while waiting:
-        checkpoint, *waiting = waiting
+    left = [*checkpoints]
+    while left:
+        checkpoint, *left = left
         # One that came while the last export was put in its place has not ended anything yet.
         raise_if_asked()
         _tell(unproved(checkpoint))
@@ -135,9 +137,9 @@ def _each(
         except RemovedCheckpointError:
             if run is None:
                 raise
-            waiting = waiting or _chosen(run, steps=None, is_all=False)
+            left = left or _chosen(run, steps=None, is_all=False)
             why = f"{checkpoint.path} was removed meanwhile, as its run goes on"
-            _tell([f"{why}; {waiting[0].path.name} is exported"])
+            _tell([f"{why}; {left[0].path.name} is exported"])
         else:
             yield checkpoint, done
 

@@ -3,12 +3,15 @@
 Work that takes less than two seconds shows nothing.
 """
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
 
 from telescope_core.base.terminal import redraws
 
@@ -59,3 +62,26 @@ def progress_of(
         # One that was never started would leave an empty line.
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def waiting(what: str, *, console: Console | None = None) -> Generator[None]:
+    """Show `what` on a terminal, from two seconds on, while the block runs.
+
+    For work of some seconds that cannot tell how far it is. Elsewhere nothing is shown.
+    """
+    console = console or Console(stderr=True, highlight=False)
+    if not redraws(console):
+        yield
+        return
+    # What the block prints on stderr comes above it; stdout may be a file.
+    shown = Live(Spinner("dots", what), console=console, transient=True, redirect_stdout=False)
+    later = threading.Timer(_SHOWN_AFTER_S, shown.start)
+    later.daemon = True
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+        later.join()
+        shown.stop()

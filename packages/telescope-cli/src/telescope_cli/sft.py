@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from telescope_cli.progress import waiting
 from telescope_cli.settings_files import SMALLEST_SFT, no_settings_file
 from telescope_core.base.number_text import format_metric
 from telescope_core.base.terminal import escaped
@@ -62,7 +63,9 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     from rich.text import Text
 
     from telescope_cli.console import EscapingConsole
-    from telescope_train.sft.run import run_sft
+
+    with waiting("loading the libraries that train"):
+        from telescope_train.sft.run import run_sft
 
     rows: list[SftRow] = []
     progress = Progress(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from telescope_cli.console import print_table, report_console
-from telescope_cli.progress import progress_of
+from telescope_cli.progress import progress_of, waiting
 from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file
 from telescope_core.base.errors import ConfigError
 from telescope_core.settings.config import split_arguments
@@ -111,7 +111,8 @@ def simulate_command(
     if not files:
         raise no_settings_file("simulate run.toml --gpus 16", SMALLEST_RUN)
     config = load_train_config(files, flags)
-    facts = _facts(config.model.model, config.run.output_dir, parameters)
+    with waiting("reading the model"):
+        facts = _facts(config.model.model, config.run.output_dir, parameters)
     gpus_per_server = _gpus_per_server(config, facts, tensor_parallel)
     hardware = Hardware(
         num_gpus=gpus,

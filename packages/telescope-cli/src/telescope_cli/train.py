@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from telescope_cli.output import prints_kept_off
+from telescope_cli.progress import waiting
 from telescope_cli.run_report import write_finished_report
 from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file
 from telescope_cli.watch import find_run, run_names
@@ -93,14 +94,15 @@ def train_command(
         config = load_train_config(files, flags)
     else:
         config = load_fork(RunFolder.open(find_run(fork)), at, files, flags)
-    with before_the_run(config), prints_kept_off(as_json):
+    reading = waiting("reading the model and the environments")
+    with before_the_run(config), prints_kept_off(as_json), reading:
         prepared = prepare(config)
         plan = make_plan(prepared) if dry_run else None
     if plan is not None:
         typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_plan(plan))
         raise typer.Exit(ConfigError.exit_code if plan.problems else 0)
     prepared.require_sound()
-    with before_the_run(config):
+    with before_the_run(config), waiting("loading the libraries that train"):
         # The libraries that train take seconds to load.
         from telescope_train.run import run_training
 

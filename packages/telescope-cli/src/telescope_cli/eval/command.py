@@ -29,6 +29,7 @@ from telescope_cli.eval.view import (
     print_results,
 )
 from telescope_cli.output import prints_kept_off
+from telescope_cli.progress import waiting
 from telescope_core.base.errors import ConfigError, TooManyFailedError
 from telescope_core.base.json_text import read_json
 from telescope_core.base.open_files import raise_limit
@@ -254,7 +255,7 @@ def eval_command(
         max_failures_in_a_row=None if max_failed == 1 else MAX_FAILURES_IN_A_ROW,
     )
     selection = parse_selection(examples, example, shuffle)
-    with telling(_NOT_BEGUN):
+    with telling(_NOT_BEGUN), waiting("looking the environments up"):
         records = {n: record_environment(n, processes, settings=left.settings) for n in names}
     requests = [
         EvalRequest(
@@ -272,7 +273,7 @@ def eval_command(
         for one, name in product(models or [None], names)
     ]
     with prints_kept_off(as_json):
-        with telling(_NOT_BEGUN):
+        with telling(_NOT_BEGUN), waiting("reading the model and the environments"):
             requests = checked(requests)
         outcomes = evaluate(requests, output=output, resume=resume)
     _show_outcomes(outcomes, as_json=as_json)
