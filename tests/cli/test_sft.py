@@ -48,6 +48,23 @@ def test_sft_prints_where_the_model_is_and_its_accuracy(config_file, telescope, 
     assert (tmp_path / "warm" / "config.json").is_file()
 
 
+def test_a_dry_run_shows_what_is_learned_and_starts_nothing(config_file, telescope, tmp_path):
+    code, out, err = telescope(config_file, "--dry-run")
+    assert code == 0, err
+    assert "4 steps of 8 samples on base: each sample 1.6 times" in out
+    assert "\n  | " in out, "what is learned"
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, err = telescope(config_file, "--dry-run", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["num_samples"], plan["num_held_out"]) == (20, 4)
+    assert plan["num_learned_tokens"] == 20 * 2, "a digit and the end token"
+    assert [path.name for path in tmp_path.iterdir()] == ["sft.toml"]
+    code, _, err = telescope(config_file, "--dry_run")
+    assert code == 2
+    assert "did you mean '--dry-run'" in err
+
+
 @pytest.mark.slow
 def test_a_dataset_is_learnt_and_what_was_cut_is_said(telescope, tmp_path):
     (tmp_path / "chat.toml").write_text(

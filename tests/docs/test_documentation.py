@@ -311,6 +311,9 @@ ELSEWHERE = {
     "print(secrets.token_urlsafe())')\"": ELSEWHERE_WORKER,
     "python -m telescope_core.processes.worker countdown --listen 0.0.0.0:7000": ELSEWHERE_WORKER,
     "telescope sft examples/sft.toml": FIRST_RUN,
+    "telescope sft examples/sft.toml --dry-run": (
+        "tests/cli/test_sft.py::test_a_dry_run_shows_what_is_learned_and_starts_nothing"
+    ),
     "telescope sft chat.toml --dataset conversations.jsonl --too_long truncate": (
         "tests/cli/test_sft.py::test_a_dataset_is_learnt_and_what_was_cut_is_said"
     ),

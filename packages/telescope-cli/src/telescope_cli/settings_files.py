@@ -1,4 +1,6 @@
-"""What commands say that got no settings file: the smallest one that works."""
+"""What commands say of settings files that are missing, and of flags that are no settings."""
+
+from collections.abc import Sequence
 
 from telescope_core.base.errors import ConfigError
 
@@ -28,3 +30,10 @@ def no_settings_file(call: str, smallest: str) -> ConfigError:
         f"expected a settings file, got none; write: telescope {call}\n\nThe smallest one holds "
         f"what has no default, such as:\n\n{smallest}"
     )
+
+
+def require_no_dry_run(flags: Sequence[str]) -> None:
+    """Raise ConfigError for another spelling of --dry-run, to which no setting is close."""
+    for flag in flags:
+        if flag.replace("-", "").replace("_", "") == "dryrun":
+            raise ConfigError(f"unknown flag {flag!r}; did you mean '--dry-run'?")

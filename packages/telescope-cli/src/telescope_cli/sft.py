@@ -1,12 +1,14 @@
 """`telescope sft`: supervised training on environments' gold answers or on a dataset."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import waiting
-from telescope_cli.settings_files import SMALLEST_SFT, no_settings_file
+from telescope_cli.settings_files import SMALLEST_SFT, no_settings_file, require_no_dry_run
 from telescope_core.base.number_text import format_metric
 from telescope_core.base.terminal import escaped
 from telescope_core.settings.config import split_arguments
@@ -18,8 +20,14 @@ if TYPE_CHECKING:
 
 def sft_command(
     context: typer.Context,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Read the model and all samples, show the first, but start nothing."
+        ),
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the last measurement, as JSON.")
+        bool, typer.Option("--json", help="Print the plan or the last measurement as JSON.")
     ] = False,
 ) -> None:
     """Train a model on the gold answers of environments, or on the conversations of a dataset.
@@ -30,7 +38,7 @@ def sft_command(
 
     For example:
 
-      telescope sft sft.toml
+      telescope sft sft.toml --dry-run
 
       telescope sft sft.toml --number_of_steps 500 --stop_at_accuracy 0.4
 
@@ -41,7 +49,15 @@ def sft_command(
     files, flags = split_arguments(context.args)
     if not files:
         raise no_settings_file("sft sft.toml [--key value ...]", SMALLEST_SFT)
+    require_no_dry_run(flags)
     config = load_sft_config(files, flags)
+    if dry_run:
+        with prints_kept_off(as_json), waiting("reading the model and the samples"):
+            from telescope_train.sft.plan import plan_sft, render_sft_plan
+
+            plan = plan_sft(config)
+        typer.echo(json.dumps(asdict(plan), indent=2) if as_json else render_sft_plan(plan))
+        return
     last = _run(config, is_quiet=as_json)
     if as_json:
         typer.echo(json.dumps({"output": config.output, "step": last.step, **last.metrics}))

@@ -10,7 +10,7 @@ import typer
 from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import waiting
 from telescope_cli.run_report import write_finished_report
-from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file
+from telescope_cli.settings_files import SMALLEST_RUN, no_settings_file, require_no_dry_run
 from telescope_cli.watch import find_run, run_names
 from telescope_core.base.errors import ConfigError
 from telescope_core.records import RunFolder
@@ -75,10 +75,7 @@ def train_command(
     from telescope_train.plan.text import render_plan
 
     files, flags = split_arguments(context.args)
-    for flag in flags:
-        # It would be taken for a setting, of which none is close to it.
-        if flag.replace("-", "").replace("_", "") == "dryrun":
-            raise ConfigError(f"unknown flag {flag!r}; did you mean '--dry-run'?")
+    require_no_dry_run(flags)
     if (fork is None) != (at is None):
         raise ConfigError(
             "--fork and --at go together: telescope train --fork RUN --at N begins another run at "

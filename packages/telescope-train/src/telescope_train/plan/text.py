@@ -28,7 +28,7 @@ def render_plan(plan: Plan) -> str:
         *_codes(plan),
         "",
         "processes",
-        *(_row(f"{part.count} x {part.name}", part.detail) for part in plan.processes),
+        *(row(f"{part.count} x {part.name}", part.detail) for part in plan.processes),
         "",
         "one step",
         *_batch(plan),
@@ -39,14 +39,14 @@ def render_plan(plan: Plan) -> str:
     ]
     if plan.evals:
         rows = (
-            _row(part.name, f"{counted(part.num_rollouts, 'rollout')}: {part.when}")
+            row(part.name, f"{counted(part.num_rollouts, 'rollout')}: {part.when}")
             for part in plan.evals
         )
         lines += ["evaluations", *rows, ""]
-    lines += _wrapped(f"written to {plan.run_folder}", "")
-    lines += [*(_row(name, what) for name, what in plan.outputs), ""]
+    lines += wrapped(f"written to {plan.run_folder}", "")
+    lines += [*(row(name, what) for name, what in plan.outputs), ""]
     if plan.notes:
-        lines += ["to know", *(line for note in plan.notes for line in _wrapped(note, "- ")), ""]
+        lines += ["to know", *(line for note in plan.notes for line in wrapped(note, "- ")), ""]
     lines += _verdict(plan)
     return "\n".join(line.rstrip() for line in lines)
 
@@ -56,9 +56,9 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.num_parameters is not None:
         size = f"{_count(plan.num_parameters)} parameters"
     steps = counted(plan.num_steps, "step")
-    yield from _wrapped(f"{steps} of {plan.algorithm} on {plan.model} ({size})", "")
+    yield from wrapped(f"{steps} of {plan.algorithm} on {plan.model} ({size})", "")
     for line in plan.begins:
-        yield from _wrapped(line.strip(), "  " if line.startswith(" ") else "")
+        yield from wrapped(line.strip(), "  " if line.startswith(" ") else "")
 
 
 def _codes(plan: Plan) -> Iterator[str]:
@@ -66,41 +66,42 @@ def _codes(plan: Plan) -> Iterator[str]:
         parts = [f"{code.id} {code.version}".rstrip(), _PLACES[code.place]]
         if code.digest:
             parts.append(f"digest {code.digest[:12]}")
-        yield _row(name, ", ".join(parts))
+        yield row(name, ", ".join(parts))
         if secrets := plan.secrets.get(name):
-            yield _row("", f"secrets: {secrets_text(secrets)}")
+            yield row("", f"secrets: {secrets_text(secrets)}")
     if not plan.codes:
         yield "  none of them is on this machine"
 
 
-def _row(name: str, detail: str) -> str:
-    wrapped = textwrap.wrap(
+def row(name: str, detail: str) -> str:
+    """Return a name and what is said of it, beside it."""
+    lines = textwrap.wrap(
         detail, WIDTH - 24, subsequent_indent=" " * 24, break_on_hyphens=False
     ) or [""]
     name = name if len(name) <= 20 else f"{name[:17]}..."
-    return "\n".join([f"  {name:<22}{wrapped[0]}", *wrapped[1:]])
+    return "\n".join([f"  {name:<22}{lines[0]}", *lines[1:]])
 
 
 def _batch(plan: Plan) -> Iterator[str]:
     for share in plan.environments:
-        yield _row(
+        yield row(
             share.name,
             f"{share.share:.0%} of the prompts: {'' if share.share == 1 else 'on average '}"
             f"{share.groups:g} groups x {share.group_size} = "
             f"{share.rollouts:g} rollouts{_version(share.version)}",
         )
-    yield _row(
+    yield row(
         "together",
         f"{plan.groups_per_step} groups, {plan.rollouts_per_step:g} rollouts, at most "
         f"{plan.max_tokens_per_step:,} tokens ({plan.max_model_len:,} each)",
     )
-    yield _row("age of rollouts", plan.age_of_rollouts)
-    yield _row("gradients", plan.gradients)
-    yield _row("prompts", plan.prompts)
-    yield _row("activations", plan.activations)
-    yield _row("replies", f"read: {plan.replies}")
+    yield row("age of rollouts", plan.age_of_rollouts)
+    yield row("gradients", plan.gradients)
+    yield row("prompts", plan.prompts)
+    yield row("activations", plan.activations)
+    yield row("replies", f"read: {plan.replies}")
     if plan.lora is not None:
-        yield _row("LoRA", plan.lora)
+        yield row("LoRA", plan.lora)
 
 
 def _version(version: str) -> str:
@@ -111,7 +112,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     if not plan.memory:
         yield "  unknown: the model's config.json is not on this machine, or of another kind"
     for part in plan.memory:
-        yield _row(part.process, _memory_text(part))
+        yield row(part.process, _memory_text(part))
     if plan.memory:
         estimated = any(what == ACTIVATIONS for part in plan.memory for what, _ in part.parts)
         yield (
@@ -128,7 +129,7 @@ def _memory_text(part: MemoryPlan) -> str:
 
 def _verdict(plan: Plan) -> Iterator[str]:
     if not plan.problems and plan.ray_address is not None:
-        yield from _wrapped(
+        yield from wrapped(
             "Nothing was started. The settings are in order; the cluster at "
             f"{plan.ray_address} was not asked, and neither the number of its GPUs nor their "
             "memory was checked.",
@@ -140,10 +141,10 @@ def _verdict(plan: Plan) -> Iterator[str]:
         return
     yield "Nothing was started. The run cannot start:"
     for problem in plan.problems:
-        yield from _wrapped(problem, "- ")
+        yield from wrapped(problem, "- ")
 
 
-def _wrapped(text: str, mark: str) -> list[str]:
+def wrapped(text: str, mark: str) -> list[str]:
     """Return the lines of `text` after `mark`; its own line breaks stay, indented."""
     lines: list[str] = []
     for number, line in enumerate(text.splitlines()):

@@ -108,10 +108,47 @@ def _run_sft(
     config: SftConfig, on_row: Callable[[SftRow], None], tell: Callable[[str], None]
 ) -> Path:
     output, folder = Path(config.output), log_folder(config).absolute()
+    prepared = prepare(config, tell)
+    point = prepared.point
+    goes_on = config.resume_from_checkpoint == LATEST
+    run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
+    try:
+        if config.make_tiny_model and point is None:
+            make_tiny_model(config.model, seed=config.seed)
+        save_resolved(config, folder / "config.json")
+        with no_half_checkpoints(config), _advising_on_room(config):
+            interruptible.run(_train_and_export(config, prepared.samples, point, run, on_row))
+    except BaseException as error:
+        with interrupts.held(), suppress(OSError, NoRoomError):
+            if isinstance(error, KeyboardInterrupt):
+                with suppress(TelescopeError):
+                    run.interrupt(f"{error}")
+            else:
+                run.fail(f"{type(error).__name__}: {error}")
+        raise
+    run.finish()
+    return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSft:
+    """What is read before anything is written."""
+
+    point: RunCheckpoint | None
+    """The checkpoint to continue from; None = begin."""
+    tokenizer: PreTrainedTokenizerBase
+    samples: GoldSamples
+
+
+def prepare(config: SftConfig, tell: Callable[[str], None]) -> PreparedSft:
+    """Read the model's files and all samples; raises TelescopeError for what cannot be used.
+
+    `tell` gets a line for each remark. Nothing is trained or written.
+    """
     # A queue starts a job again when its earlier try has ended, also one on a machine that is lost.
     goes_on = config.resume_from_checkpoint == LATEST
-    RunFolder(folder).require_ended(has_ended_elsewhere=goes_on)
-    require_replaceable(output)
+    RunFolder(log_folder(config).absolute()).require_ended(has_ended_elsewhere=goes_on)
+    require_replaceable(Path(config.output))
     _require_writable(config)
     if note := settings_found(config).note:
         tell(note)
@@ -124,23 +161,7 @@ def _run_sft(
     _look_at_model(config, tell)
     tokenizer = _tokenizer(config)
     samples = _samples(config, tokenizer, point, tell)
-    run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
-    try:
-        if config.make_tiny_model and point is None:
-            make_tiny_model(config.model, seed=config.seed)
-        save_resolved(config, folder / "config.json")
-        with no_half_checkpoints(config), _advising_on_room(config):
-            interruptible.run(_train_and_export(config, samples, point, run, on_row))
-    except BaseException as error:
-        with interrupts.held(), suppress(OSError, NoRoomError):
-            if isinstance(error, KeyboardInterrupt):
-                with suppress(TelescopeError):
-                    run.interrupt(f"{error}")
-            else:
-                run.fail(f"{type(error).__name__}: {error}")
-        raise
-    run.finish()
-    return output
+    return PreparedSft(point=point, tokenizer=tokenizer, samples=samples)
 
 
 def _samples(

@@ -1,0 +1,116 @@
+"""The dry run of supervised training: its numbers, what it marks, and that it writes nothing."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from telescope_train.sft.config import load_sft_config
+from telescope_train.sft.plan import plan_sft, render_sft_plan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+TINY = """
+model = "base"
+make_tiny_model = true
+output = "warm"
+number_of_steps = 6
+batch_size = 4
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Plan with these settings over those of a model that is yet to be made."""
+    monkeypatch.chdir(tmp_path)
+
+    def plan(text: str, *flags: str):
+        (tmp_path / "sft.toml").write_text(TINY + text)
+        before = sorted(tmp_path.rglob("*"))
+        found = plan_sft(load_sft_config([tmp_path / "sft.toml"], flags))
+        assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
+        return found
+
+    return plan
+
+
+def written(path: Path, *answers: str, question: str = "q") -> None:
+    rows = [[{"role": "user", "content": question}, answer_of(text)] for text in answers]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+
+
+def answer_of(text: str, **more: object) -> dict[str, object]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def test_what_is_learned_is_the_answers_with_their_end(planned, tmp_path):
+    talk = [
+        *({"role": "user", "content": "one"}, answer_of("first")),
+        *({"role": "user", "content": "two"}, answer_of("not this", weight=0)),
+        *({"role": "user", "content": "three"}, answer_of("third")),
+    ]
+    rows = [talk, [{"role": "user", "content": "four"}, answer_of("held out")]]
+    lines = "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+    (tmp_path / "talk.jsonl").write_text(lines)
+    plan = planned('dataset = "talk.jsonl"\nnum_held_out = 1\nseq_len = 500\n')
+    (first,) = plan.first
+    texts = {
+        is_learned: [part.text for part in first.parts if part.is_learned == is_learned]
+        for is_learned in (True, False)
+    }
+    if texts[True] == ["held out<|end|>"]:  # which of the two is held out is drawn
+        assert "four" in texts[False][0]
+    else:
+        assert texts[True] == ["first<|end|>", "third<|end|>"]
+        assert "not this" in texts[False][1]
+    assert plan.num_samples == plan.num_held_out == 1
+    assert plan.num_tokens == sum(part.num_tokens for part in first.parts)
+    learned = sum(part.num_tokens for part in first.parts if part.is_learned)
+    assert plan.num_learned_tokens == learned
+
+
+def test_samples_that_are_too_long_are_counted_and_passes_are_over_those_that_are_left(
+    planned, tmp_path
+):
+    written(tmp_path / "rows.jsonl", "b", "c", "d", "e" * 60, "f", "g")
+    settings = 'dataset = "rows.jsonl"\nnum_held_out = 2\nseq_len = 40\n'
+    cut = planned(settings, "--too_long", "truncate")
+    assert (cut.num_truncated, cut.num_dropped, cut.longest) == (1, 0, 40)
+    assert (cut.num_samples, cut.passes) == (4, 6 * 4 / 4)
+    left = planned(settings, "--too_long", "drop")
+    assert (left.num_truncated, left.num_dropped) == (0, 1)
+    assert left.num_samples + left.num_held_out == 5
+    assert left.longest < 40
+
+
+def test_each_environment_shows_its_first_sample(planned, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "other_digits.py").write_text(
+        "from toy_digits import LastDigit\n\nclass Other(LastDigit):\n    pass\n"
+    )
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    plan = planned(
+        "num_examples = 30\nnum_held_out = 4\nstop_at_accuracy = 0.5\n"
+        '[[environments]]\nname = "toy_digits:LastDigit"\n'
+        '[[environments]]\nname = "other_digits:Other"\n'
+    )
+    assert [one.source for one in plan.first] == ["toy_digits:LastDigit", "other_digits:Other"]
+    assert plan.num_samples == 30
+    text = render_sft_plan(plan)
+    assert "6 steps, or until accuracy is 0.5, of 4 samples on base: each sample 0.8 times" in text
+    assert text.count("first sample of ") == 2
+
+
+def test_the_text_marks_what_is_learned_within_80_columns_and_acts_on_no_terminal(
+    planned, tmp_path
+):
+    question = "".join(f"line {number}\n" for number in range(100)) + "x" * 300 + " \x1b[31mred"
+    written(tmp_path / "rows.jsonl", "yes", "yes", question=question)
+    plan = planned('dataset = "rows.jsonl"\nnum_held_out = 1\nseq_len = 4000\n')
+    text = render_sft_plan(plan)
+    assert "\n  | yes<|end|>" in text
+    assert "more lines)" in text
+    assert "line 50" not in text
+    assert "\x1b" not in text
+    assert max(len(line.replace("\\u001b", "")) for line in text.splitlines()) <= 80
