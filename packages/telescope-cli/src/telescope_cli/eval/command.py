@@ -17,6 +17,7 @@ from telescope_cli.console import EscapingConsole, report_console
 from telescope_cli.env.options import complete_installed
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
+from telescope_cli.eval.names import check_other_name
 from telescope_cli.eval.play import EvalOutcome, evaluate, telling
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
@@ -224,7 +225,7 @@ def eval_command(
 
       telescope eval --report runs/quickstart
     """
-    left = unparsed(context)
+    left = unparsed(context, check=check_other_name)
     if report is not None:
         from telescope_cli.eval.report import show_folder
 

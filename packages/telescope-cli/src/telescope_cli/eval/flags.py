@@ -1,5 +1,6 @@
 """Parse the flags that typer cannot: `--env.x value`, and the lists of k of `telescope eval`."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import typer
@@ -29,11 +30,14 @@ class UnparsedArguments(NamedTuple):
     """Further environments after the first one."""
 
 
-def unparsed(context: typer.Context) -> UnparsedArguments:
+def unparsed(
+    context: typer.Context, *, check: Callable[[str], None] | None = None
+) -> UnparsedArguments:
     """Read the `--env.x value` and `--env.x=value` flags, and further names of environments.
 
     A flag without a value is true. `--env.judge.model` is the setting `model` in the table `judge`.
-    Any other unparsed argument is an error that names the nearest option.
+    Any other unparsed argument is an error: that of `check` for it, or one that names the nearest
+    option.
     """
     settings: dict[str, Any] = {}
     environments: list[str] = []
@@ -44,10 +48,13 @@ def unparsed(context: typer.Context) -> UnparsedArguments:
             environments.append(flag)
             continue
         if not flag.startswith(_PREFIX):
-            options = [name for parameter in context.command.params for name in parameter.opts]
-            known = [name for name in options if name.startswith("--")]
+            name = flag.partition("=")[0]
+            if check is not None:
+                check(name)
+            options = [opt for parameter in context.command.params for opt in parameter.opts]
+            known = [opt for opt in options if opt.startswith("--")]
             hint = "(settings of the environment are written --env.NAME)"
-            raise unknown_name("option", flag.partition("=")[0], known, hint)
+            raise unknown_name("option", name, known, hint)
         name, given, text = flag.removeprefix(_PREFIX).partition("=")
         if not given:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
