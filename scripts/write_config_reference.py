@@ -144,9 +144,9 @@ def other_names() -> Iterator[str]:
     yield "## Names that are answered, not accepted"
     yield ""
     yield (
-        "Names of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF and NeMo-RL, and "
-        "of earlier versions of Telescope. A file with such names is answered in one message. A "
-        "run of an earlier version goes on whatever it recorded "
+        "Names of verifiers, TRL, AReaL, prime-rl, verl, SkyRL, slime, OpenRLHF, NeMo-RL and "
+        "Atropos, and of earlier versions of Telescope. A file with such names is answered in one "
+        "message. A run of an earlier version goes on whatever it recorded "
         "([which settings are gone](../design/124-fewer-settings.md)). First what is called "
         "otherwise here:"
     )

@@ -39,6 +39,10 @@ trainer: balance_batch total_epochs total_training_steps project_name experiment
     resume_mode resume_from_path val_before_train val_only test_freq critic_warmup
     default_hdfs_dir del_local_ckpt_after_load default_local_dir max_actor_ckpt_to_keep
     max_critic_ckpt_to_keep ray_wait_register_center_timeout device
+    v1.separate_async.parameter_sync_step v1.sampler.max_off_policy_threshold
+distillation: enabled teacher_key teacher_models.teacher_model.model_path
+async_training: trigger_parameter_sync_step concurrent_samples_per_replica staleness_threshold
+    partial_rollout
 global_profiler: tool steps save_path
 ray_kwargs: ray_init.num_cpus timeline_json_file
 """
@@ -49,7 +53,9 @@ cluster: n_nodes n_gpus_per_node fileroot name_resolve.type
 scheduler: type endpoint deploy_mode
 rollout: experiment_name max_concurrent_rollouts queue_size consumer_batch_size
     max_head_offpolicyness enable_rollout_tracing scheduling_spec fileroot dump_to_file
-gconfig: n_samples min_new_tokens max_new_tokens greedy temperature
+gconfig: n_samples min_new_tokens max_new_tokens greedy temperature frequency_penalty
+eval_gconfig: n_samples max_new_tokens temperature top_p
+teacher: train.path train.optimizer.lr
 actor: experiment_name path init_from_scratch disable_dropout gradient_checkpointing dtype
     mb_spec.max_tokens_per_mb optimizer.type optimizer.lr optimizer.weight_decay optimizer.beta1
     optimizer.beta2 optimizer.eps optimizer.lr_scheduler_type optimizer.gradient_clipping
@@ -91,6 +97,8 @@ trainer.algorithm: advantage_estimator kl_ctrl.type kl_estimator_type use_kl_in_
     clip_ratio_c tis_imp_ratio_cap use_tis max_seq_len off_policy_correction.tis_ratio_type
     off_policy_correction.token_tis_ratio_clip_high off_policy_correction.geo_mask_high
     sapo.tau_pos sapo.tau_neg value_clip dynamic_sampling.type cispo.cispo_eps_clip_low
+    clip_cov.clip_ratio clip_cov.clip_cov_lb kl_cov.kl_cov_frac dppo.delta_low
+    off_policy_correction.token_mask_is_threshold_high
 trainer.fully_async: max_staleness_steps num_parallel_generation_workers
 generator: model_name model_dtype run_engines_locally num_inference_engines backend
     weight_sync_backend inference_engine_tensor_parallel_size inference_engine_data_parallel_size
@@ -100,7 +108,10 @@ generator: model_name model_dtype run_engines_locally num_inference_engines back
     engine_init_kwargs sampling_params.max_generate_length sampling_params.repetition_penalty
     sampling_params.temperature sampling_params.top_p sampling_params.min_p sampling_params.top_k
     sampling_params.logprobs sampling_params.stop
-environment: env_class
+    eval_n_samples_per_prompt eval_sampling_params.temperature eval_sampling_params.top_p
+    inference_engine.data_parallel_size inference_engine.pipeline_parallel_size
+    inference_engine.external_server_urls
+environment: env_class skyrl_gym.max_env_workers skyrl_gym.llm_as_a_judge.model
 """
 
 NEMO_RL = """
@@ -192,7 +203,14 @@ TRL = """
     sync_ref_model ref_model_sync_steps ref_model_mixup_alpha use_liger_kernel
     vllm_importance_sampling_correction vllm_importance_sampling_cap steps_per_generation
     generation_batch_size shuffle_dataset log_completions remove_unused_columns
-    cast_lm_head_to_fp32 max_tool_calling_iterations
+    cast_lm_head_to_fp32 max_tool_calling_iterations lr_scheduler_kwargs model_init_kwargs
+    router_aux_loss_coef num_generations_eval chat_template_kwargs vllm_server_base_url
+    vespo_k_pos multi_objective_aggregation use_adaptive_entropy entropy_target
+    use_bias_correction_kl log_unique_prompts normalize_advantages dataset_text_field
+    activation_offloading max_inflight_tasks queue_maxsize weight_sync_steps token_budget
+    model_revision use_dora use_rslora lora_modules_to_save load_best_model_at_end
+    metric_for_best_model dataloader_num_workers ddp_find_unused_parameters logging_strategy
+    data_seed use_cpu auto_find_batch_size optim_args gradient_checkpointing_kwargs
 """
 
 OPENRLHF = """
@@ -230,7 +248,47 @@ SLIME = """
     ref_update_interval num_epoch train_backend attention_backend
 """
 
+OPENRLHF_SECTIONS = """
+ref: num_nodes num_gpus_per_node offload
+reward: num_nodes num_gpus_per_node model_name_or_path remote_url normalize_enable clip_range
+    overlong_buffer_len overlong_penalty_factor stop_properly_penalty_coef
+actor: num_nodes num_gpus_per_node model_name_or_path gradient_checkpointing_enable
+    gradient_checkpointing_reentrant optim muon.lr muon.momentum adam.lr adam.betas adam.eps
+    adam.weight_decay lr_scheduler lr_warmup_ratio min_lr_ratio max_norm eps_clip
+    eps_clip_low_high dual_clip policy_loss_type loss_agg_mode entropy_coef aux_loss_coef
+critic: num_nodes num_gpus_per_node adam.lr value_clip freezing_steps
+vllm: num_engines tensor_parallel_size sync_backend enable_prefix_caching enforce_eager enable_sleep
+    gpu_memory_utilization
+algo: advantage.estimator advantage.gamma advantage.lambd advantage.no_std_norm
+    advantage.is_correction_level advantage.is_correction_mode advantage.is_correction_gating
+    advantage.is_correction_threshold kl.init_coef kl.estimator kl.use_loss kl.target kl.horizon
+    kl.unbiased_gradient dynamic_filtering_enable dynamic_filtering_range
+train: async_enable async_queue_size partial_rollout_enable colocate_all colocate_actor_ref
+    colocate_critic_reward num_episodes max_epochs batch_size micro_batch_size max_tokens_per_gpu
+    dynamic_batch_enable full_determinism_enable enable_ema ema_beta seed agent_func_path
+rollout: batch_size micro_batch_size n_samples_per_prompt max_new_tokens top_p temperature
+    vllm_generate_batch_size max_tokens_per_gpu
+ds: zero_stage param_dtype adam_offload attn_implementation use_liger_kernel tensor_parallel_size
+    packing_samples load_in_4bit lora.rank lora.alpha lora.dropout lora.target_modules zpg
+    overlap_comm ring_attn_size
+ckpt: path save_steps save_hf max_num load_enable output_dir best_metric_key
+eval: steps dataset split temperature n_samples_per_prompt
+data: max_len prompt_dataset input_key label_key apply_chat_template
+logger: logging_steps tensorboard_dir wandb.key wandb.org wandb.group wandb.project wandb.run_name
+"""
+
+ATROPOS = """
+: model_name lr training_steps batch_size seq_len gradient_accumulation_steps warmup_steps optimizer
+    adafactor_relative_step device save_path clip_eps checkpoint_interval vllm_port
+    vllm_gpu_memory_utilization max_model_len dtype lora_r use_wandb wandb_group group_size
+    steps_per_eval max_token_length max_batches_offpolicy tokenizer_name total_steps wandb_name
+    num_rollouts_to_keep ensure_scores_are_not_same data_path_to_save_groups thinking_mode
+    rollout_server_url num_inference_nodes
+"""
+
 PEERS = {
+    "openrlhf_sections": OPENRLHF_SECTIONS,
+    "atropos": ATROPOS,
     "verl": VERL,
     "areal": AREAL,
     "skyrl": SKYRL,

@@ -27,6 +27,9 @@ ANSWERS = {
     "batch_size": "rollout.prompts_batch_size_for_trainer",
     "generation_timeout": "rollout.rollout_timeout_s",
     "num_generations": "rollout.group_size",
+    "n": "rollout.group_size",
+    "limit": "'num_samples' (of each [[evals]] entry)",
+    "max_connections": "scheduling.max_concurrent_prompts_per_server",
     "rollouts_per_example": "rollout.group_size",
     "beta": "algorithm.kl_penalty_tau",
     "max_grad_norm": "trainer.grad_clip",
@@ -78,6 +81,30 @@ ANSWERS = {
     "generator.apply_overlong_filtering": "algorithm.filter_overlong",
     "generator.no_such_thing": "unknown section 'generator'",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size": "trainer_num_workers / fsdp_size",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "model.model_dtype",
+    "actor_rollout_ref.rollout.data_parallel_size": "inference.inference_data_parallel_size",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size": "inference_tensor_parallel_size",
+    "data.apply_chat_template_kwargs.enable_thinking": "model.enable_thinking",
+    "distillation.teacher_models.teacher_model.model_path": "there is no distillation",
+    "trainer.policy.model.fake_int4_qat.group_size": "not rounded in training",
+    "trainer.policy.torch_profiler_config.save_path": "the timeline of each step",
+    "environment.skyrl_gym.llm_as_a_judge.model": "[[environments]] entry",
+    "generator.eval_sampling_params.temperature": "[[evals]] entry",
+    "generator.eval_n_samples_per_prompt": "'rollouts' (of each [[evals]] entry)",
+    "eval.n_samples_per_prompt": "'rollouts' (of each [[evals]] entry)",
+    "eval_gconfig.n_samples": "[[evals]] entry",
+    "eval.dataset": "[[evals]] entry",
+    "eval.steps": "'eval_every' (of each [[evals]] entry)",
+    "reward.model_name_or_path": "rewards come from the environment",
+    "reward.num_nodes": "rewards come from the environment",
+    "ds.tensor_parallel_size": "megatron.megatron_tensor_parallel_size",
+    "data.max_len": "inference.max_model_len",
+    "train.num_episodes": "examples come around again",
+    "teacher.train.optimizer.lr": "there is no distillation",
+    "num_generations_eval": "'rollouts' (of each [[evals]] entry)",
+    "packing_strategy": "it is always done",
+    "logging_strategy": "a line of metrics",
+    "do_predict": "`telescope eval` evaluates",
 }
 """Name as it is written elsewhere -> what the answer to it, alone, must say."""
 
@@ -88,6 +115,33 @@ def test_a_name_alone_is_answered(name):
         load_train_config([], [f"--{name}", "1"])
     assert ANSWERS[name] in str(caught.value)
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "answer"),
+    [
+        ({"num_generations": 4}, "'rollouts' (of each [[evals]] entry)"),
+        ({"epochs": 4}, "'rollouts' (of each [[evals]] entry)"),
+        ({"n": 4}, "'rollouts' (of each [[evals]] entry)"),
+        ({"num_examples": 4}, "'num_samples' (of each [[evals]] entry)"),
+        ({"max_new_tokens": 4}, "'max_tokens' (of each [[evals]] entry)"),
+        ({"interval": 4}, "'eval_every' (of each [[evals]] entry)"),
+        ({"id": "gsm8k"}, "'name' (of each [[evals]] entry)"),
+        ({"args": {"size": 1}}, "'env' (of each [[evals]] entry)"),
+        ({"max_concurrent": 4}, "scheduling.max_concurrent_prompts_per_server"),
+        ({"stop": ["x"]}, "stop in [rollout]"),
+    ],
+)
+def test_a_name_in_an_entry_is_answered_for_the_entry(entry, answer, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps({"evals": [{"name": "gsm8k", **entry}]}), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_train_config([file])
+    assert answer in str(caught.value)
+    file.write_text(json.dumps({"environments": [{"name": "e", "n": 4}]}), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_train_config([file])
+    assert "'group_size' (of each [[environments]] entry)" in str(caught.value)
 
 
 @pytest.mark.parametrize("peer", PEERS)

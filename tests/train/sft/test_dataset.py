@@ -620,6 +620,13 @@ PLAYED = ["--environments", '[{"name": "a"}]']
                 ("completion_only_loss", "always so"),
                 ("shuffle_dataset", "dataset.*order of the seed"),
                 ("data.image_key", "come from dataset"),
+                ("data.dataset", "called 'dataset'"),
+                ("data.messages_key", "called 'messages_field'"),
+                ("data.max_len", "called 'seq_len'"),
+                ("truncation_mode", "called 'too_long'"),
+                ("report_to", "metrics.jsonl"),
+                ("logger.wandb.project", "metrics.jsonl"),
+                ("optimizer_config.adam_betas", "by default"),
             )
         ),
     ],

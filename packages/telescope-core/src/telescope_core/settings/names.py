@@ -194,7 +194,7 @@ def _answer(one: Unknown, names: Names) -> _Answer:
     # Longer ends of a path say more than its last part.
     ends = (path[start:] for start in range(len(path)))
     answer = _by_section(path, names, "**")
-    answer = answer or next(filter(None, (_by_name(end, names) for end in ends)), None)
+    answer = answer or next(filter(None, (_by_name(end, names, one) for end in ends)), None)
     answer = answer or _by_section(path, names, "*")
     if answer is None and len(path) > 1 and one.candidates is None:
         answer = _in_another_section(path, names)
@@ -204,7 +204,7 @@ def _answer(one: Unknown, names: Names) -> _Answer:
         if key in fields and one.candidates is None:
             how = "set it there in a settings file"
             text = f"{key!r} is a setting of each [[{table}]] entry; {how}"
-            return _Answer("here", text, f"{key} {_of_table(key, names)}")
+            return _Answer("here", text, f"{key} {_of_table(key, names, table)}")
     if len(path) > 1 and path[0] not in names.sections and one.candidates is None:
         # The section is what is not known, perhaps misspelled.
         return _Answer(
@@ -213,7 +213,7 @@ def _answer(one: Unknown, names: Names) -> _Answer:
     return _Answer("unknown", str(unknown_name("setting", key, _candidates(one, names))))
 
 
-def _by_name(end: KeyPath, names: Names) -> _Answer | None:
+def _by_name(end: KeyPath, names: Names, one: Unknown) -> _Answer | None:
     """Return the answer to a name by its last part."""
     key = ".".join(end)
     if key in names.refused:
@@ -222,7 +222,8 @@ def _by_name(end: KeyPath, names: Names) -> _Answer | None:
     if key not in names.foreign:
         return None
     here, _, note = names.foreign[key].partition(": ")
-    of_table = "" if here in names.leaves else _of_table(here, names)
+    is_outside = here in names.leaves and here not in (one.candidates or ())
+    of_table = "" if is_outside else _of_table(here, names, one.path[0])
     place = f"{here} {of_table}" if of_table else ".".join(names.leaves[here])
     text = f"unknown setting {end[-1]!r}; here it is called {here!r} ({of_table or place})"
     if not note:
@@ -230,8 +231,8 @@ def _by_name(end: KeyPath, names: Names) -> _Answer | None:
     return _Answer("here", f"{text}: {note}", f"{place} ({note})")
 
 
-def _of_table(field: str, names: Names) -> str:
-    table = next(table for table, fields in names.tables.items() if field in fields)
+def _of_table(field: str, names: Names, first: str) -> str:
+    table = next(one for one in (first, *names.tables) if field in names.tables.get(one, ()))
     return f"of each [[{table}]] entry"
 
 

@@ -207,15 +207,17 @@ _FOREIGN = {
         "loss_log_every: steps between measurements of held-out examples",
     ),
     **dict.fromkeys(
-        ("max_length", "max_seq_length", "max_seq_len"), "seq_len: too_long says what else happens"
+        ("max_length", "max_seq_length", "max_seq_len", "data.max_len"),
+        "seq_len: too_long says what else happens",
     ),
-    "dataset_name": "dataset",
-    "train_files": "dataset",
-    "dataset_train_split": "dataset_split",
-    "output_dir": "output",
+    **dict.fromkeys(("dataset_name", "train_files", "train_datasets", "data.dataset"), "dataset"),
+    **dict.fromkeys(("dataset_train_split", "data.dataset_split"), "dataset_split"),
+    **dict.fromkeys(("messages_key", "data.input_key"), "messages_field"),
+    **dict.fromkeys(("output_dir", "default_local_dir", "export_path"), "output"),
     "max_steps": "number_of_steps",
     "logging_steps": "loss_log_every",
     "truncation": "too_long",
+    "truncation_mode": "too_long",
 }
 _HELD_OUT = (
     "num_held_out further examples of the dataset, or of the environments' eval splits, are "
@@ -249,7 +251,19 @@ _NO_EQUAL = {
         "it is always so: only the assistant's turns are learned (a turn of weight 0 is not)",
     ),
     **dict.fromkeys(
-        ("train_on_inputs", "train_on_prompt"), "only the assistant's turns are learned"
+        ("train_on_inputs", "train_on_prompt", "train_on_what"),
+        "only the assistant's turns are learned",
+    ),
+    **dict.fromkeys(
+        (
+            *("use_wandb", "report_to", "logger", "logger.*", "wandb.*", "wandb_project"),
+            *("project_name", "run_name", "experiment_name", "trainer.logger"),
+        ),
+        "metrics are written to metrics.jsonl in <output>-log, and to no tracker",
+    ),
+    **dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "adam_betas", "betas", "adam_epsilon", "adam_eps", "adam.eps"),
+        "it is what [trainer] of `telescope train` has by default",
     ),
 }
 
