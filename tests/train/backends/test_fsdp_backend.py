@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AttentionInterface
+from transformers import AttentionInterface, get_wsd_schedule
 
 from telescope_core.errors import ConfigError
 from telescope_train.backends import progress
@@ -179,6 +179,49 @@ def test_learning_rate_schedules(schedule, expected):
         for step in range(len(expected))
     ]
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize(("warmup", "cooldown"), [(0, 1), (3, 5), (3, 17), (0, 20), (19, 1)])
+def test_a_cooldown_is_the_decay_of_the_peer_after_a_constant_rate(schedule, warmup, cooldown):
+    """Their warm-up begins at 0 instead of at 1 / `warmup_steps`; all later steps are the same."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    peer = get_wsd_schedule(
+        optimizer,
+        num_warmup_steps=warmup,
+        num_decay_steps=cooldown,
+        num_training_steps=20,
+        decay_type=schedule,
+        min_lr_ratio=0.1,
+    )
+    for step in range(20):
+        ours = learning_rate_factor(
+            step,
+            schedule,
+            warmup_steps=warmup,
+            number_of_steps=20,
+            cooldown_steps=cooldown,
+            min_lr_ratio=0.1,
+        )
+        if step >= warmup:
+            assert ours == pytest.approx(peer.get_last_lr()[0])
+        optimizer.step()
+        peer.step()
+    plain, whole = (
+        [
+            learning_rate_factor(
+                step,
+                schedule,
+                warmup_steps=warmup,
+                number_of_steps=20,
+                cooldown_steps=given,
+                min_lr_ratio=0.1,
+            )
+            for step in range(20)
+        ]
+        for given in (None, 20 - warmup)
+    )
+    assert plain == whole
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ ANSWERS = {
     "max_grad_norm": "trainer.grad_clip",
     "max_seq_len": "trainer.seq_len",
     "lr_scheduler_type": "trainer.lr_scheduler",
+    "optim.lr_wsd_decay_steps": "trainer.cooldown_steps",
     "max_steps": "run.number_of_steps",
     "max_new_tokens": "rollout.max_tokens",
     "wandb.project": "observability.wandb_project",

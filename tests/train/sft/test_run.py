@@ -50,6 +50,11 @@ def test_supervised_training_reaches_the_settings_of_megatron(config_file):
     assert settings.trainer.share_prefixes is False, "each example has a prompt of its own"
 
 
+def test_a_cooldown_reaches_the_ranks_and_leaves_warm_up_what_is_left(config_file):
+    config = load_sft_config([config_file], ["--number_of_steps", "12", "--cooldown_steps", "5"])
+    assert (config.warmup_steps, backend_settings(config).trainer.cooldown_steps) == (7, 5)
+
+
 def test_warm_up_takes_at_most_all_steps_unless_it_is_set(config_file):
     for num_steps, expected in [("3", 3), ("10", 10), ("40", 10)]:
         config = load_sft_config([config_file], ["--number_of_steps", num_steps])
@@ -183,7 +188,9 @@ async def test_gold_answers_are_learned_behind_the_tools_that_rollouts_are_offer
         (["--run", "1"], "'run'.*`telescope train`"),
         (["--batch_size", "0"], "batch_size"),
         (["--lr_scheduler", "none"], "constant \\(with warmup_steps = 0"),
-        (["--warmup_steps", "41"], "warmup_steps.*number_of_steps"),
+        (["--warmup_steps", "41"], r"^warmup_steps \(41\) must not exceed the 40"),
+        (["--cooldown_steps", "41"], r"cooldown_steps \(41\) must not exceed the 40"),
+        (["--lr_scheduler", "constant", "--cooldown_steps", "4"], "^cooldown_steps has no effect"),
         (["--environments", "[]"], "environments"),
         (["--lora_rank", "4"], "lora_rank.*use_lora"),
         (["--ray_address", "127.0.0.1:6379"], "ray_address"),

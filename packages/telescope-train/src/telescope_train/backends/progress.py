@@ -62,6 +62,7 @@ def scheduled_rate(settings: BackendSettings, step: int) -> float:
         trainer.lr_scheduler,
         warmup_steps=trainer.warmup_steps,
         number_of_steps=settings.number_of_steps,
+        cooldown_steps=trainer.cooldown_steps,
         min_lr_ratio=trainer.min_lr_ratio,
     )
     return trainer.learning_rate * factor
@@ -115,12 +116,14 @@ def learning_rate_factor(
     *,
     warmup_steps: int,
     number_of_steps: int,
+    cooldown_steps: int | None = None,
     min_lr_ratio: float,
 ) -> float:
     """Return the factor of `learning_rate` at `step` (from 0).
 
     Warmup rises linearly from 1 / `warmup_steps` and reaches 1 at step `warmup_steps - 1`. Decay
-    then falls from 1 to `min_lr_ratio`, which step `number_of_steps`, after the last, would have.
+    then falls from 1 to `min_lr_ratio`, which step `number_of_steps`, after the last, would have;
+    with `cooldown_steps`, over that many last steps (warmup-stable-decay, arXiv:2404.06395).
     """
     if schedule == "none":
         return 1.0
@@ -128,7 +131,9 @@ def learning_rate_factor(
         return (step + 1) / warmup_steps
     if schedule == "constant":
         return 1.0
-    progress = min(1.0, (step - warmup_steps) / max(1, number_of_steps - warmup_steps))
+    falling = number_of_steps - warmup_steps if cooldown_steps is None else cooldown_steps
+    done = (step - (number_of_steps - falling)) / max(1, falling)
+    progress = min(1.0, max(0.0, done))
     remaining = 1.0 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return min_lr_ratio + (1.0 - min_lr_ratio) * remaining
 

@@ -184,6 +184,7 @@ _OPTIMIZER = {
     "adam_epsilon adam.eps optimizer.eps kwargs.eps optim.eps": "adam_eps",
     "l2": "weight_decay",
     "optimizer.name optim optimizer_type optimizer.type optim.type optimizer_impl": "optimizer",
+    "lr_wsd_decay_steps num_decay_steps": "cooldown_steps",
     "min_lr lr_min min_lr_rate": "min_lr_ratio: a share of learning_rate",
     """
         max_steps total_training_steps max_num_steps num_rollout total_train_steps
@@ -493,10 +494,11 @@ _NO_EQUAL = {
     """: "where processes go is set in [ray], and torchrun and accelerate are not used",
     """
         decay_steps lr_decay_steps lr_decay_iters policy.scheduler.* megatron_cfg.scheduler.*
-        lr_scheduler_kwargs num_cycles lr_wsd_decay_style lr_wsd_decay_steps lr_warmup_init
+        lr_scheduler_kwargs num_cycles lr_wsd_decay_style lr_warmup_init
     """: (
         "the learning rate rises over warmup_steps, and with lr_scheduler = 'linear' or 'cosine' "
-        "falls from there to min_lr_ratio of it after the last step of the run"
+        "falls from there to min_lr_ratio of it after the last step of the run; cooldown_steps "
+        "are the last ones over which alone it falls"
     ),
     "impl": "the trainer computes with the model's code in transformers, or train_backend's own",
     "push_to_hub hub_model_id hub_strategy hub_token hub_private_repo save_hf ckpt.save_hf": (

@@ -11,16 +11,18 @@ Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 CheckpointingChoice: TypeAlias = Literal["full", "selective", "auto"]
 
 
-def _not_none(shape: object) -> object:
+def _known_shape(shape: object) -> object:
     if shape == "none":
         raise ValueError(
             "expected constant (with warmup_steps = 0, as 'none' was), linear or cosine"
         )
+    if shape in ("wsd", "WSD", "warmup_stable_decay"):
+        raise ValueError("expected linear or cosine, with cooldown_steps for warmup-stable-decay")
     return shape
 
 
 LearningRateShape: TypeAlias = Annotated[
-    Literal["constant", "linear", "cosine"], BeforeValidator(_not_none)
+    Literal["constant", "linear", "cosine"], BeforeValidator(_known_shape)
 ]
 LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -59,6 +61,9 @@ class TrainerSection(Section):
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 0
     """Optimizer steps over which the learning rate rises, from 1 / `warmup_steps` of its peak."""
+    cooldown_steps: Count | None = None
+    """Optimizer steps at the end over which `linear` and `cosine` fall, after a constant rate
+    (warmup-stable-decay); null = all after warm-up."""
     min_lr_ratio: Ratio = 0.0
     """Share of the peak learning rate that `linear` and `cosine` reach just after the last step."""
     seq_len: Count = 4096

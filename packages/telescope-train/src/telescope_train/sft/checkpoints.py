@@ -36,8 +36,8 @@ from telescope_train.sft.examples import GoldSamples
 MAY_DIFFER = frozenset(
     {
         *("output", "make_tiny_model", "number_of_steps", "stop_at_accuracy", "loss_log_every"),
-        *("learning_rate", "lr_scheduler", "warmup_steps", "min_lr_ratio", "weight_decay"),
-        *("grad_clip", "gradient_checkpointing", "activation_memory_gib"),
+        *("learning_rate", "lr_scheduler", "warmup_steps", "cooldown_steps", "min_lr_ratio"),
+        *("weight_decay", "grad_clip", "gradient_checkpointing", "activation_memory_gib"),
         *("entropy_chunk_size", "mixed_precision_dtype"),
         *("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every"),
         *("trainer_num_workers", "ray_address", "fsdp_context_parallel_size"),

@@ -42,6 +42,7 @@ from telescope_train.plan.checks.trainer import (
     LORA_FIELDS,
     activation_problems,
     checkpoint_problems,
+    rise_and_fall_problems,
 )
 
 SHARED = (
@@ -50,6 +51,7 @@ SHARED = (
         "gradient_checkpointing",
         "activation_memory_gib",
         "optimizer",
+        "cooldown_steps",
         "trainer_num_workers",
         "fsdp_context_parallel_size",
         "fsdp_replicate_size",
@@ -112,7 +114,10 @@ class SftConfig(Section):
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 10
     """Steps over which the learning rate rises, from 1 / `warmup_steps` of its peak. Unset, at most
-    number_of_steps."""
+    those that `cooldown_steps` leaves of number_of_steps."""
+    cooldown_steps: Count | None = None
+    """Steps at the end over which the learning rate falls, after a constant one
+    (warmup-stable-decay); null = all after warm-up."""
     min_lr_ratio: Ratio = 0.1
     """Share of the peak learning rate that `linear` and `cosine` reach just after the last step."""
     weight_decay: NotNegative = 0.01
@@ -277,12 +282,8 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")
     if not was_set(config, "warmup_steps"):
-        config = decided(config, warmup_steps=min(config.warmup_steps, config.number_of_steps))
-    if config.warmup_steps > config.number_of_steps:
-        raise ConfigError(
-            f"warmup_steps must not exceed number_of_steps, got {config.warmup_steps} "
-            f"and {config.number_of_steps}"
-        )
+        left = max(0, config.number_of_steps - (config.cooldown_steps or 0))
+        config = decided(config, warmup_steps=min(config.warmup_steps, left))
     if problems := settings_found(config).problems:
         raise ConfigError("\n".join(problems))
     model, output = Path(config.model).expanduser().resolve(), Path(config.output).resolve()
@@ -319,6 +320,7 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
         yield str(unknown_name("train_backend", config.train_backend, known_backends()))
         return
     trainer = trainer_section(config)
+    yield from rise_and_fall_problems(trainer, config.number_of_steps)
     problems = list(section_problems(config.megatron, trainer, config.model_dtype))
     if config.train_backend == MEGATRON and not problems:
         device = machine_device()

@@ -25,11 +25,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
         why = "with lr_scheduler = 'constant'; use 'linear' or 'cosine', or remove min_lr_ratio"
         # The default, and what is so: the learning rate ends where it was.
         yield from unused(section, "trainer.min_lr_ratio", why, holds=(0.0, 1.0))
-    if section.warmup_steps > config.num_optimizer_steps:
-        yield (
-            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the "
-            f"{config.num_optimizer_steps} optimizer steps of the run; lower it"
-        )
+    yield from rise_and_fall_problems(section, config.num_optimizer_steps)
     yield from _checkpointing_problems(section)
     yield from _lora_problems(config)
     yield from _fsdp_problems(section)
@@ -38,6 +34,24 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"inference.inference_base_port: the last server would need port {last_port}, "
             "above 65535; lower inference_base_port"
+        )
+
+
+def rise_and_fall_problems(section: TrainerSection, num_steps: int) -> Iterator[str]:
+    """Yield a message if the learning rate does not fall, or not after it has risen."""
+    if section.lr_scheduler == "constant":
+        why = "with lr_scheduler = 'constant'; use 'linear' or 'cosine', or remove cooldown_steps"
+        yield from unused(section, "trainer.cooldown_steps", why)
+    if section.warmup_steps > num_steps:
+        yield (
+            f"trainer.warmup_steps ({section.warmup_steps}) must not exceed the {num_steps} "
+            "optimizer steps of the run; lower it"
+        )
+    elif section.warmup_steps + (section.cooldown_steps or 0) > num_steps:
+        yield (
+            f"trainer.warmup_steps ({section.warmup_steps}) and cooldown_steps "
+            f"({section.cooldown_steps}) must not exceed the {num_steps} optimizer steps of the "
+            "run together; lower one of them"
         )
 
 
