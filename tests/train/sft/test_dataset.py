@@ -624,8 +624,8 @@ PLAYED = ["--environments", '[{"name": "a"}]']
                 ("data.messages_key", "called 'messages_field'"),
                 ("data.max_len", "called 'seq_len'"),
                 ("truncation_mode", "called 'too_long'"),
-                ("report_to", "metrics.jsonl"),
-                ("logger.wandb.project", "metrics.jsonl"),
+                ("report_to", "use_wandb"),
+                ("logger.wandb.project", "wandb_project"),
                 ("optimizer_config.adam_betas", "by default"),
             )
         ),

@@ -315,6 +315,65 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert [row["step"] for row in rows_of(forked)] == [6, 7, 8, 9, 10]
 
 
+class Kept:
+    """A tracker that keeps what it gets."""
+
+    def __init__(self, got: list[object]) -> None:
+        self.got = got
+
+    def begin(self, run):
+        self.got.append((run.name, run.first_step, run.config["batch_size"]))
+
+    def log_metrics(self, step, row):
+        self.got.append((step, row["accuracy"], row["nll/held_out"]))
+
+    def log_rollouts(self, step, rows):
+        raise AssertionError("there are none")
+
+    def end(self, state):
+        self.got.append(state)
+
+
+@pytest.mark.slow
+def test_trackers_get_each_row_also_of_a_training_that_goes_on(config_file, tmp_path, monkeypatch):
+    got: list[object] = []
+    monkeypatch.setattr(sft_run, "load_tracker", lambda name: Kept(got))
+    asked = (*SAVED, "--use_tensorboard")
+    with pytest.raises(Killed):
+        trained(config_file, tmp_path / "b", *asked, killed_at=6)
+    trained(config_file, tmp_path / "b", *LATEST, "--use_tensorboard")
+    rows = [(row["step"], row["accuracy"], row["nll/held_out"]) for row in rows_of(tmp_path / "b")]
+    assert got == [
+        *[("b", 0, 6), *rows[:6], got[7], "failed"],
+        *[("b", 6, 6), *rows[6:], "finished"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trackers", '["trackoi"]'], "unknown tracker 'trackoi'; did you mean 'trackio'"),
+        (["--wandb_project", "p"], "^wandb_project has no effect without use_wandb"),
+        (["--report_to", "wandb"], "here it is called 'use_wandb'"),
+    ],
+)
+def test_trackers_that_cannot_be_are_refused(config_file, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        load_sft_config([config_file], flags)
+
+
+def test_a_tracker_without_its_login_is_refused_before_anything_is_read(
+    config_file, tmp_path, monkeypatch
+):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load_sft_config([config_file], ["--output", str(tmp_path / "b"), "--use_wandb"])
+    with pytest.raises(ConfigError, match="no login for Weights & Biases"):
+        run_sft(config)
+    assert not (tmp_path / "b-log").exists()
+
+
 def end_killed(info: Path) -> None:
     """Make the finished training of this `run.json` one that a kill ended before it was that."""
     fields = json.loads(info.read_text()) | {"state": "running", "ended_at": None}

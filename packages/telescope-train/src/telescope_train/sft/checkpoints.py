@@ -42,6 +42,7 @@ MAY_DIFFER = frozenset(
         *("checkpoint_every", "checkpoint_keep_last", "checkpoint_keep_every"),
         *("trainer_num_workers", "ray_address", "fsdp_context_parallel_size"),
         *("fsdp_replicate_size", "lora_dropout", "resume_from_checkpoint"),
+        *("use_wandb", "wandb_project", "wandb_tags", "use_tensorboard", "trackers"),
     }
 )
 """Settings that may change when training is resumed. If one of the others changed, the weights or

@@ -37,6 +37,7 @@ from telescope_train.config.trainer_section import (
     TrainerSection,
 )
 from telescope_train.models.device import compute_dtype, machine_device
+from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
 from telescope_train.plan.checks.megatron import device_problems, section_problems
 from telescope_train.plan.checks.trainer import (
     LORA_FIELDS,
@@ -184,8 +185,24 @@ class SftConfig(Section):
     """Also keep the checkpoints of steps that are a multiple of this."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] | None = None
     """Checkpoint to continue from: its folder, or `latest` for the newest of this output."""
+    use_wandb: bool = False
+    """Send settings and measurements to Weights & Biases; offline with WANDB_MODE=offline."""
+    wandb_project: Annotated[str, Field(min_length=1)] = "telescope"
+    """Project there; the training is called there as the folder `output`."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the training there."""
+    use_tensorboard: bool = False
+    """Write measurements to `tensorboard` in `<output>-log`."""
+    trackers: tuple[str, ...] = ()
+    """Further installed trackers, by the names of their entry points (`telescope.trackers`), such
+    as trackio."""
     seed: Index = 0
     """Seed of the model, the order of examples and every random generator."""
+
+    def tracker_names(self) -> list[str]:
+        """Return the names of the trackers that get the measurements."""
+        asked = {"wandb": self.use_wandb, "tensorboard": self.use_tensorboard}
+        return names_in_use(asked, self.trackers)
 
 
 _OF_TRAIN = dict.fromkeys(
@@ -260,11 +277,8 @@ _NO_EQUAL = {
         "only the assistant's turns are learned",
     ),
     **dict.fromkeys(
-        (
-            *("use_wandb", "report_to", "logger", "logger.*", "wandb.*", "wandb_project"),
-            *("project_name", "run_name", "experiment_name", "trainer.logger"),
-        ),
-        "metrics are written to metrics.jsonl in <output>-log, and to no tracker",
+        ("run_name", "experiment_name", "wandb.name", "wandb_run_name"),
+        "a training is called as its folder output, also in trackers",
     ),
     **dict.fromkeys(
         ("adam_beta1", "adam_beta2", "adam_betas", "betas", "adam_epsilon", "adam_eps", "adam.eps"),
@@ -300,10 +314,22 @@ def settings_found(config: SftConfig) -> Found:
     steps = checkpoint_problems(
         checkpoint_section(config), config.number_of_steps, always_saves_last=False
     )
-    found = sorted_out((*_source_problems(config), *_rank_problems(config), *steps))
+    trackers = _tracker_problems(config)
+    found = sorted_out((*_source_problems(config), *_rank_problems(config), *trackers, *steps))
     problems = (_SECTION.sub("", problem) for problem in found.problems)
     redundant = (_SECTION.sub("", setting) for setting in found.redundant)
     return Found(problems=tuple(problems), redundant=tuple(redundant))
+
+
+def _tracker_problems(config: SftConfig) -> Iterator[str]:
+    if not config.use_wandb:
+        for field in ("wandb_project", "wandb_tags"):
+            yield from unused(config, field, f"without use_wandb; set use_wandb, or remove {field}")
+    for name in config.tracker_names():
+        try:
+            load_tracker(name)
+        except ConfigError as error:
+            yield str(error)
 
 
 def _rank_problems(config: SftConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ The same samples, packing and trainer ranks as reinforcement learning, with anot
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -41,6 +41,9 @@ from telescope_train.models.device import machine_device, threads_of
 from telescope_train.models.facts import UNKNOWN_FACTS, context_problem, read_model_facts
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model, require_tiny
+from telescope_train.observability.trackers.logins import login_problem
+from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
+from telescope_train.observability.trackers.tracking import Tracking
 from telescope_train.plan.checks.megatron import megatron_model_problems
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
 from telescope_train.plan.checks.trainer import lora_targets, shared_rows_problem
@@ -116,8 +119,12 @@ def _run_sft(
         if config.make_tiny_model and point is None:
             make_tiny_model(config.model, seed=config.seed)
         save_resolved(config, folder / "config.json")
-        with no_half_checkpoints(config), _advising_on_room(config):
-            interruptible.run(_train_and_export(config, prepared.samples, point, run, on_row))
+        with (
+            no_half_checkpoints(config),
+            _advising_on_room(config),
+            _tracked(config, run, point, on_row, tell) as told,
+        ):
+            interruptible.run(_train_and_export(config, prepared.samples, point, run, told))
     except BaseException as error:
         with interrupts.held(), suppress(OSError, NoRoomError):
             if isinstance(error, KeyboardInterrupt):
@@ -128,6 +135,39 @@ def _run_sft(
         raise
     run.finish()
     return output
+
+
+@contextmanager
+def _tracked(
+    config: SftConfig,
+    run: RunFolder,
+    point: RunCheckpoint | None,
+    on_row: Callable[[SftRow], None],
+    tell: Callable[[str], None],
+) -> Generator[Callable[[SftRow], None]]:
+    """Yield what is called with each row, which trackers get too; waits for them at the end."""
+    if not (names := config.tracker_names()):
+        yield on_row
+        return
+    described = TrackedRun(
+        name=Path(config.output).name,
+        folder=run.path,
+        config=config.model_dump(mode="json"),
+        first_step=point.step + 1 if point else 0,
+        options={"wandb_project": config.wandb_project, "wandb_tags": config.wandb_tags},
+    )
+    tracking = Tracking({name: load_tracker(name) for name in names}, described, warn=tell)
+
+    def told(row: SftRow) -> None:
+        tracking.row({"step": row.step, **row.metrics})
+        on_row(row)
+
+    state = "failed"
+    try:
+        yield told
+        state = "finished"
+    finally:
+        tracking.close(state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +199,8 @@ def prepare(config: SftConfig, tell: Callable[[str], None]) -> PreparedSft:
         for note in resume_notes(config, point):
             tell(note)
     _look_at_model(config, tell)
+    if problem := next(filter(None, map(login_problem, config.tracker_names())), None):
+        raise ConfigError(problem)
     tokenizer = _tokenizer(config)
     samples = _samples(config, tokenizer, point, tell)
     return PreparedSft(point=point, tokenizer=tokenizer, samples=samples)

@@ -280,7 +280,10 @@ class _Tracked:
                 )
 
     def _samples(self, step: int) -> None:
-        rows = RunFolder(self._run.folder).rollouts([step], with_tokens=False)
+        folder = RunFolder(self._run.folder)
+        if not folder.rollouts_path.is_dir():
+            return  # Supervised training has none.
+        rows = folder.rollouts([step], with_tokens=False)
         self._tracker.log_rollouts(step, spread(rows, NUM_SAMPLES))
 
     def _fail(self, why: str) -> None:
