@@ -76,6 +76,11 @@ OWN = {
     "cispo": {"bounds": {"clip_low": 0.3, "clip_high": 0.4}},
     "gspo": {"bounds": {"clip_low": 0.2, "clip_high": 0.3}},
     "sapo": {"steep": {"algorithm": "cases:STEEP", "advantage_norm": "batch"}},
+    "dppo": {
+        "tight": {"dppo_threshold": 0.02},
+        "kl": {"dppo_divergence": "kl"},
+        "kl_tight": {"dppo_divergence": "kl", "dppo_threshold": 1e-3, "clip_ratio_c": 1.2},
+    },
     "dapo": {"unclipped": {"use_ppo_clip": False}},
 }
 
@@ -87,7 +92,7 @@ def forms_of(algorithm: str) -> dict[str, dict]:
     return {**forms, **WITH_RATIO, **(CLIPPED if algorithm == "dapo" else {})}
 
 
-ALGORITHMS = (*PLAIN, "cispo", "gspo", "sapo", "dapo")
+ALGORITHMS = (*PLAIN, "cispo", "gspo", "sapo", "dppo", "dapo")
 
 
 def section_of(algorithm: str, form: str) -> AlgorithmSection:

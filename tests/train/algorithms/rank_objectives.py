@@ -28,6 +28,7 @@ OBJECTIVES = {
     "gspo": {"algorithm": "gspo", "clip_low": 0.5, "clip_high": 0.9, **OTHERS},
     "dapo decoupled": {"algorithm": "dapo", "use_decoupled_loss": True, **OTHERS},
     "sapo": {"algorithm": "sapo", **OTHERS},
+    "dppo": {"algorithm": "dppo", "dppo_threshold": 0.01, **OTHERS},
     "dr_grpo masked": {
         **{"algorithm": "dr_grpo", "seq_is_masking": True, "seq_is_mask_range": (0.9, 3.0)},
         **OTHERS,

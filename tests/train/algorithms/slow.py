@@ -16,6 +16,8 @@ DEFAULTS = {
     "clip_low": None,
     "clip_high": None,
     "clip_ratio_c": None,
+    "dppo_divergence": "tv",
+    "dppo_threshold": None,
     "ppo_clip_ref_logprobs": "rollout",
     "use_tis": False,
     "tis_cap": 2.0,
@@ -125,6 +127,19 @@ def clipped(ratio: float, advantage: float, s: dict) -> tuple[float, float]:
     return loss, slope
 
 
+def is_outside(s: dict, token: Token, advantage: float) -> bool:
+    """DPPO: whether the token is beyond the trust region, and would be pushed further away."""
+    policy, sampler = math.exp(token.policy), math.exp(token.behavior)
+    distance = abs(policy - sampler)
+    if s["dppo_divergence"] == "kl":
+        others, policy_others = max(1 - sampler, 1e-8), max(1 - policy, 1e-8)
+        distance = sampler * math.log(sampler / policy)
+        distance += others * math.log(others / policy_others)
+    default = {"tv": 0.15, "kl": 0.05}[s["dppo_divergence"]]
+    limit = default if s["dppo_threshold"] is None else s["dppo_threshold"]
+    return distance > limit and (policy > sampler if advantage > 0 else policy < sampler)
+
+
 def policy_term(
     algorithm: str, s: dict, chain: list[Token], token: Token, advantage: float
 ) -> tuple[float, float]:
@@ -135,6 +150,10 @@ def policy_term(
     if algorithm == "gspo":
         ratio = math.exp(mean([t.policy - old_logprob(s, t) for t in chain]))
         return clipped(ratio, advantage, s)
+    if algorithm == "dppo":
+        largest = 5.0 if s["clip_ratio_c"] is None else s["clip_ratio_c"]
+        weight = 0.0 if is_outside(s, token, advantage) else min(ratio, largest)
+        return -weight * advantage * token.policy, -weight * advantage
     if algorithm == "sapo":
         tau_pos, tau_neg = TAUS.get(s.get("algorithm"), (1.0, 1.05))
         tau = tau_pos if advantage > 0 else tau_neg
@@ -149,7 +168,7 @@ def correction(algorithm: str, s: dict, chain: list[Token], token: Token) -> flo
     weight = 1.0
     proximal = token.proximal if s["recompute_logprob"] else token.behavior
     if s["use_tis"]:
-        has_ratio = algorithm in ("cispo", "gspo", "sapo") or s["use_ppo_clip"]
+        has_ratio = algorithm in ("cispo", "gspo", "sapo", "dppo") or s["use_ppo_clip"]
         x = (proximal if has_ratio else token.policy) - token.behavior
         w = math.exp(min(max(x, -20.0), 20.0))
         if s["tis_mode"] == "icepop":

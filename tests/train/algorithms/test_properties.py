@@ -319,6 +319,98 @@ def _assert_derivative(section: AlgorithmSection) -> None:
     assert torch.autograd.gradcheck(loss, terms.logprobs_T)
 
 
+DPPO_MOVES = [0.0, 0.01, -0.01, 0.1, -0.1, 0.5, -0.5, 0.9, -0.9, 2.5, -2.5]
+
+
+def dppo_terms() -> Terms:
+    """Tokens of every probability, moved both ways, with advantages of both signs."""
+    pairs = [
+        (math.log(sampler) + move, math.log(sampler))
+        for sampler in (0.999, 0.9, 0.5, 0.1, 1e-3, 1e-7)
+        for move in DPPO_MOVES
+        if math.log(sampler) + move < 0
+    ]
+    tokens = [Token(policy, sampler, -9.0, -9.0, 1.0) for policy, sampler in pairs * 2]
+    rollouts = [Rollout(0, 0.0, [[token]]) for token in tokens]
+    return terms_of(rollouts, [1.5] * len(pairs) + [-0.5] * len(pairs))
+
+
+@pytest.mark.parametrize(("kind", "threshold"), [("tv", 0.15), ("tv", 0.01), ("kl", 0.05)])
+def test_dppo_leaves_out_exactly_what_leaves_the_trust_region(kind, threshold):
+    """Divergences of torch's own distributions, and autograd of the ratio, in float64."""
+    terms, section = dppo_terms(), AlgorithmSection(algorithm="dppo", dppo_divergence=kind)
+    section = section.model_copy(update={"dppo_threshold": threshold, "clip_ratio_c": 1e38})
+    policy_T = terms.logprobs_T.detach().clone().requires_grad_()
+    new, old = (
+        torch.distributions.Bernoulli(logs_T.exp())
+        for logs_T in (policy_T, terms.behavior_logprobs_T)
+    )
+    distance_T = (new.probs - old.probs).abs()
+    if kind == "kl":
+        distance_T = torch.distributions.kl_divergence(old, new)
+    is_outward_T = (new.probs > old.probs) == (terms.advantages_T > 0)
+    is_out_T = (distance_T > threshold) & is_outward_T & (new.probs != old.probs)
+    assert 0 < is_out_T.sum() < ((distance_T > threshold) | is_outward_T).sum()
+    surrogate_T = (policy_T - terms.behavior_logprobs_T).exp() * terms.advantages_T
+    (-surrogate_T * ~is_out_T).sum().backward()
+    found = gradient(terms, section)
+    torch.testing.assert_close(found, policy_T.grad, rtol=1e-12, atol=0)
+    row = metric_row(metric_sums(loss_of(section)(terms).metrics, terms.mask_T))
+    share = row["clip_fraction/low"] + row["clip_fraction/high"]
+    assert share == pytest.approx(is_out_T.double().mean().item())
+    # Cut into parts and put together in another order, each token keeps its gradient.
+    order_T = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
+    for part_T in order_T.split(7):
+        columns = {
+            name: value[part_T].detach()
+            for name in Terms.__slots__
+            if (value := getattr(terms, name)) is not None
+        }
+        columns["logprobs_T"].requires_grad_()
+        assert torch.equal(gradient(Terms(**columns), section), found[part_T])
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+def test_dppo_is_the_weighted_policy_gradient_where_nothing_is_left_out(kind):
+    terms = dppo_terms()
+    section = AlgorithmSection(algorithm="dppo", dppo_divergence=kind, dppo_threshold=0.9999)
+    section = section.model_copy(update={"dppo_threshold": 50.0} if kind == "kl" else {})
+    ratios_T = (terms.logprobs_T - terms.behavior_logprobs_T).detach().exp()
+    for largest in (1.5, 1e38):
+        cut = section.model_copy(update={"clip_ratio_c": largest})
+        expected_T = -ratios_T.clamp(max=largest) * terms.advantages_T
+        torch.testing.assert_close(gradient(terms, cut), expected_T, rtol=1e-12, atol=0)
+        row = metric_row(metric_sums(loss_of(cut)(terms).metrics, terms.mask_T))
+        assert row["clip_fraction/low"] == row["clip_fraction/high"] == 0
+        dual = (ratios_T > largest).double().mean().item()
+        assert row["clip_fraction/dual"] == pytest.approx(dual)
+
+
+def test_the_trust_region_of_dppo_is_around_the_sampler_whatever_the_ratio_is_to():
+    """The proximal policy is far from both in `dppo_terms`."""
+    terms = dppo_terms()
+    forms = ({}, {"ppo_clip_ref_logprobs": "batch"}, {"use_decoupled_loss": True})
+    left_out = [
+        loss_of(AlgorithmSection(algorithm="dppo", **form))(terms).metrics["clip_fraction/high"]
+        for form in forms
+    ]
+    assert left_out[0].any()
+    assert all(torch.equal(left_out[0], other) for other in left_out[1:])
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+def test_dppo_takes_tokens_whose_log_prob_was_rounded_to_0(kind):
+    tokens = [Token(0.0, 0.0, 0, 0, 1), Token(0.0, -1.0, 0, 0, 1), Token(-1.0, 0.0, 0, 0, 1)]
+    tokens.append(Token(0.0, -1e-7, 0, 0, 1))
+    rollouts = [Rollout(0, 0.0, [[token]]) for token in tokens]
+    section = AlgorithmSection(algorithm="dppo", dppo_divergence=kind)
+    for advantage, kept in ((1.0, [1, 0, 1, 1]), (-1.0, [1, 1, 0, 1])):
+        terms = terms_of(rollouts, [advantage] * 4, torch.float32)
+        slopes_T = gradient(terms, section)
+        assert slopes_T.isfinite().all()
+        assert slopes_T.ne(0).int().tolist() == kept
+
+
 def test_a_token_that_no_float_can_weigh_has_no_gradient():
     terms = terms_of(far_apart(79.0, 81.0, 700.0), [-1.0] * 3, torch.float32)
     slopes = gradient(terms, section_of("grpo", "clip")).tolist()

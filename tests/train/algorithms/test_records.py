@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_papers():
         "cispo": ("token", None, 1.0, 4.0, 2),
         "gspo": ("sequence", None, 3e-4, 4e-4, 2),
         "sapo": ("sequence", None, None, None, 2),
+        "dppo": ("token", None, None, None, 2),
         "dapo": ("token", True, 0.2, 0.28, 2),
     }
     assert found == papers

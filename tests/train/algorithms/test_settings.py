@@ -22,7 +22,7 @@ BATCH = ["--ppo_clip_ref_logprobs", "batch"]
 TIS = "--use_tis"
 IN_STEP = "--max_async_rollout=0"
 ICEPOP = [TIS, "--tis_mode", "icepop"]
-GSPO, SAPO = (["--algorithm", name] for name in ("gspo", "sapo"))
+GSPO, SAPO, DPPO = (["--algorithm", name] for name in ("gspo", "sapo", "dppo"))
 
 EFFECTIVE: dict[str, tuple[list[str], str]] = {
     "algorithm": ([], "rloo"),
@@ -31,6 +31,8 @@ EFFECTIVE: dict[str, tuple[list[str], str]] = {
     "clip_low": ([CLIP], "0.01"),
     "clip_high": (GSPO, "0.01"),
     "clip_ratio_c": ([CLIP], "1.05"),
+    "dppo_divergence": ([*DPPO, "--dppo_threshold", "0.1"], "kl"),
+    "dppo_threshold": (DPPO, "0.01"),
     "ppo_clip_ref_logprobs": (SAPO, "batch"),
     "use_tis": ([], "false"),
     "tis_cap": ([TIS], "1.1"),
@@ -49,10 +51,12 @@ EFFECTIVE: dict[str, tuple[list[str], str]] = {
 
 NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "advantage_norm": [(["--algorithm", name], "batch") for name in ("rloo", "dr_grpo", "maxrl")],
-    "use_ppo_clip": [(["--algorithm", name], "true") for name in ("cispo", "gspo", "sapo")],
+    "use_ppo_clip": [(["--algorithm", name], "true") for name in ("cispo", "gspo", "sapo", "dppo")],
     "clip_low": [([], "0.1"), (SAPO, "0.1"), (["--algorithm", "dapo", CLIP, "false"], "0.1")],
-    "clip_high": [([], "0.1"), (SAPO, "0.1")],
+    "clip_high": [([], "0.1"), (SAPO, "0.1"), (DPPO, "0.1")],
     "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (SAPO, "3")],
+    "dppo_divergence": [([], "kl"), (SAPO, "kl")],
+    "dppo_threshold": [([], "0.1"), (SAPO, "0.1")],
     "ppo_clip_ref_logprobs": [([], "batch"), ([CLIP, "--use_decoupled_loss"], "rollout")],
     "tis_cap": [([IN_STEP], "3"), ([CLIP], "3")],
     "tis_mode": [([IN_STEP], "icepop")],
@@ -167,7 +171,7 @@ def test_a_value_that_holds_anyway_changes_nothing(field):
 def test_a_refused_value_would_indeed_have_changed_nothing():
     """Past the checks, the same value changes no advantage and no loss."""
     set_ones = {"clip_low": 0.1, "clip_high": 0.1, "clip_ratio_c": 2.0, "kl_estimator": "k2"}
-    some = AlgorithmSection(**set_ones, use_ppo_clip=True)
+    some = AlgorithmSection(**set_ones, use_ppo_clip=True, dppo_threshold=0.2)
     cases = [(field, *case) for field in NO_EFFECT for case in NO_EFFECT[field]]
     for field, flags, value in cases:
         if value == "true":
@@ -190,6 +194,12 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
         ([TIS, "--algorithm", "cispo"], "use_tis and the loss of cispo both weight a token"),
         ([TIS, *GSPO], "use_tis and the loss of gspo"),
         ([TIS, *SAPO], "use_tis and the loss of sapo"),
+        ([TIS, *DPPO], "use_tis and the loss of dppo"),
+        ([*DPPO, "--dppo_threshold", "1"], "dppo_threshold must be below 1 with the divergence tv"),
+        ([*DPPO, "--dppo_threshold", "0"], "dppo_threshold: expected greater than 0, got 0"),
+        ([*DPPO, "--dppo_divergence", "js"], "dppo_divergence"),
+        ([*DPPO, "--clip_low", "0.2"], "set dppo_threshold, or remove clip_low"),
+        ([*DPPO, "--clip_ratio_c", "1"], "clip_ratio_c: expected greater than 1, got 1"),
         ([TIS, CLIP, *BATCH, "--recompute_logprob", "false"], "(with recompute_logprob)"),
         ([TIS, CLIP, "--use_decoupled_loss"], "use_tis and use_decoupled_loss both weight"),
         (["--use_decoupled_loss"], "only with use_ppo_clip; set use_ppo_clip = true"),

@@ -98,6 +98,7 @@ trainer.algorithm: advantage_estimator kl_ctrl.type kl_estimator_type use_kl_in_
     off_policy_correction.token_tis_ratio_clip_high off_policy_correction.geo_mask_high
     sapo.tau_pos sapo.tau_neg value_clip dynamic_sampling.type cispo.cispo_eps_clip_low
     clip_cov.clip_ratio clip_cov.clip_cov_lb kl_cov.kl_cov_frac dppo.delta_low
+    dppo.delta_high dppo.dppo_type
     off_policy_correction.token_mask_is_threshold_high
 trainer.fully_async: max_staleness_steps num_parallel_generation_workers
 generator: model_name model_dtype run_engines_locally num_inference_engines backend

@@ -76,7 +76,7 @@ class Algorithm:
                 )
 
 
-OWN_SETTINGS = ("advantage_norm",)
+OWN_SETTINGS = ("advantage_norm", "dppo_divergence", "dppo_threshold")
 """Settings that only some algorithms read. With the others, a value that differs from what holds
 there is refused."""
 

@@ -27,8 +27,14 @@ class AlgorithmSection(Section):
     """Upper clip distance; null = the algorithm's own."""
     clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
     """Dual clip: the loss of a token with a negative advantage A is at most this times -A; null = 3
-    with `use_ppo_clip` and for GSPO. A large number turns it off, and then a single token may
-    outweigh all others."""
+    with `use_ppo_clip` and for GSPO. In DPPO it is the largest weight of any token, 5 by default. A
+    large number turns it off, and then a single token may outweigh all others."""
+    dppo_divergence: Literal["tv", "kl"] = "tv"
+    """Divergence of policy and sampler at a token, with `dppo`: `tv` = the difference of its two
+    probabilities, `kl` = the KL divergence between it and all others, sampler first."""
+    dppo_threshold: Positive | None = None
+    """A token with a larger divergence is left out where its update would push it further away,
+    with `dppo`; null = 0.15 with `tv`, 0.05 with `kl`. With `tv` it must be below 1."""
     ppo_clip_ref_logprobs: Literal["rollout", "batch"] = "rollout"
     """Old log-probs of the ratio: the sampler's, or recomputed by the trainer for each batch."""
     use_tis: bool | None = None

@@ -109,6 +109,8 @@ _LOSSES = {
         cispo_eps_clip_high
     """: "clip_high",
     "delta eps_clip_c ratio_clip_c c_clip dual_clip": "clip_ratio_c",
+    "dppo_type divergence_type": 'dppo_divergence: tv or kl, with algorithm = "dppo"',
+    "delta_low delta_high": 'dppo_threshold: one for both, with algorithm = "dppo"',
     """
         beta kl_loss_coef kl_coef init_kl_coef kl.init_coef kl_ctl kl_tau
         reference_policy_kl_penalty
@@ -555,7 +557,7 @@ _NO_EQUAL = {
     """: "entropy_coef stays as it is set: nothing adapts it",
     """
         clip_cov.** clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov.** kl_cov_ratio ppo_kl_coef
-        dro_beta dppo.** vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg m2_threshold
+        dro_beta vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg m2_threshold
         pf_ppo.**
     """: (
         "there is no algorithm that has it; one of your own may, given as algorithm = "

@@ -69,6 +69,8 @@ def _effects(
         yield ("use_ppo_clip",), f"with {name}, which has a loss of its own: use grpo or dapo"
         has_bounds = algorithm.clip_low is not None
         missing = f"with {name}, which clips nothing: use grpo with use_ppo_clip = true"
+        if "dppo_threshold" in algorithm.reads:
+            missing = f"with {name}, which bounds the divergence: set dppo_threshold"
         yield ("clip_low", "clip_high"), None if has_bounds else missing
         dual = f"with {name}: a dual clip belongs to use_ppo_clip; use grpo with it"
         yield ("clip_ratio_c",), None if algorithm.clip_ratio_c is not None else dual
@@ -161,6 +163,13 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm.clip_low and clip_high are both 0, which stops the gradient of every token "
             "that has moved at all in the right direction; use the algorithm's own, or values such "
             "as 0.2"
+        )
+    threshold = section.dppo_threshold
+    if threshold is not None and threshold >= 1 and section.dppo_divergence == "tv":
+        yield (
+            f"algorithm.dppo_threshold must be below 1 with the divergence tv, got {threshold:g}: "
+            "two probabilities never differ by more than 1, so no token would be left out; use a "
+            "value such as 0.15"
         )
     is_icepop = section.use_tis and section.tis_mode == "icepop"
     if is_icepop and section.tis_floor >= section.tis_cap:
