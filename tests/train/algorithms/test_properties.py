@@ -370,6 +370,17 @@ def test_dppo_leaves_out_exactly_what_leaves_the_trust_region(kind, threshold):
         assert torch.equal(gradient(Terms(**columns), section), found[part_T])
 
 
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"), [("tv", 0.649, 0.651), ("kl", 0.654, 0.6545)]
+)
+def test_the_default_thresholds_of_dppo_are_those_of_the_paper(kind, inside, outside):
+    """From 0.5, the total variation is 0.15 at 0.65, and the KL divergence 0.05 at 0.65424."""
+    tokens = [Token(math.log(p), math.log(0.5), 0, 0, 1) for p in (inside, outside)]
+    terms = terms_of([Rollout(0, 0.0, [[token]]) for token in tokens], [1.0, 1.0])
+    slopes_T = gradient(terms, AlgorithmSection(algorithm="dppo", dppo_divergence=kind))
+    assert slopes_T.ne(0).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("kind", ["tv", "kl"])
 def test_dppo_is_the_weighted_policy_gradient_where_nothing_is_left_out(kind):
     terms = dppo_terms()
