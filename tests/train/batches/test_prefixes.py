@@ -5,12 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telescope_train.batches.binning import sample_costs
 from telescope_train.batches.bundles import bundle_sizes
 from telescope_train.batches.packing import Packing, pack, pack_with
-from telescope_train.batches.prefixes import prefix_order, without_short_branches
+from telescope_train.batches.prefixes import (
+    prefix_order,
+    row_costs,
+    shared_among,
+    without_short_branches,
+)
 from telescope_train.models.attention.prefixes import SharedRow
 from telescope_train.models.facts import ModelFacts
 from telescope_train.step.streaming import full_rounds
@@ -65,6 +72,30 @@ def test_short_branches_are_cut_down_to_longer_ones(shared, min_tokens):
 
 def _first_smaller(values, depth):
     return [int(value) for value in values if value < depth][:1]
+
+
+@settings(max_examples=50)
+@given(shared=st.lists(st.integers(0, 9), min_size=1, max_size=12), data=st.data())
+def test_samples_that_are_left_in_a_row_share_the_least_of_those_between(shared, data):
+    shared_N = np.array([0, *shared])
+    places = data.draw(st.sets(st.integers(0, len(shared))).map(sorted))
+    pairs = zip(places, places[1:], strict=False)
+    expected = [min(shared_N[one + 1 : other + 1]) for one, other in pairs]
+    found_N = shared_among(shared_N, np.array(places, np.int64))
+    assert found_N.tolist() == ([0, *expected] if places else [])
+
+
+@given(shared=st.integers(0, 4000), own=st.integers(1, 4000), hidden_size=st.integers(1, 8192))
+def test_a_beginning_and_what_is_added_to_it_cost_what_the_whole_costs(shared, own, hidden_size):
+    lengths_N = np.array([shared, shared + own])
+    alone_N = sample_costs(lengths_N, hidden_size)
+    assert row_costs(lengths_N, 0 * lengths_N, hidden_size).tolist() == alone_N.tolist()
+    (added,) = row_costs(lengths_N[1:], lengths_N[:1], hidden_size)
+    assert alone_N[0] + added == pytest.approx(alone_N[1])
+    # A token that attends to n others takes 4 h n FLOPs for that, and 24 h^2 in the matrices.
+    tokens_T = np.arange(shared, shared + own) + 0.5
+    pairs, matrices = 4.0 * hidden_size * tokens_T.sum(), 24.0 * hidden_size**2 * own
+    assert added == pytest.approx(own * (pairs + matrices) / matrices)
 
 
 @settings(max_examples=40)

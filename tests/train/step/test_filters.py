@@ -15,7 +15,7 @@ from telescope_train.rollouts.accept import load_accept_fn, rejection
 from telescope_train.rollouts.compared import RewardRange
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.step.filters import Filtered, compression_ratio, filter_reason
-from telescope_train.step.shaping import overlong_penalty
+from telescope_train.step.shaping import KlPenalties, Shaping, overlong_penalty
 
 VOCAB = 1000
 UNIFORM = -math.log(VOCAB)
@@ -70,6 +70,15 @@ def test_repetition_is_told_by_compression_and_only_of_long_texts():
 def test_the_length_penalty_falls_over_the_buffer_and_no_further(num_tokens, expected):
     penalty = overlong_penalty(num_tokens, max_tokens=100, buffer=40, factor=0.5)
     assert penalty == pytest.approx(expected)
+
+
+def test_divergences_of_parts_of_a_batch_add_up_to_those_of_the_whole():
+    one = KlPenalties(of_agents={("a", 0): {"x": -0.25, "y": -0.5}}, k3=3.0, num_tokens=6)
+    other = KlPenalties(of_agents={("b", 0): {"": -0.25}}, k3=1.0, num_tokens=2)
+    whole = KlPenalties() | one | other
+    assert whole.of_agents == {**one.of_agents, **other.of_agents}
+    assert Shaping(kl=whole).metrics == {"reward_shaping/kl": -0.5, "kl/reference": 4.0 / 8}
+    assert Shaping().metrics == {}, "no token was looked at"
 
 
 def group(*rewards) -> Group:
