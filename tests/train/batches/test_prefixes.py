@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +80,7 @@ def _first_smaller(values, depth):
 def test_samples_that_are_left_in_a_row_share_the_least_of_those_between(shared, data):
     shared_N = np.array([0, *shared])
     places = data.draw(st.sets(st.integers(0, len(shared))).map(sorted))
-    pairs = zip(places, places[1:], strict=False)
-    expected = [min(shared_N[one + 1 : other + 1]) for one, other in pairs]
+    expected = [min(shared_N[one + 1 : other + 1]) for one, other in pairwise(places)]
     found_N = shared_among(shared_N, np.array(places, np.int64))
     assert found_N.tolist() == ([0, *expected] if places else [])
 

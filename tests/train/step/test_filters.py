@@ -81,6 +81,18 @@ def test_divergences_of_parts_of_a_batch_add_up_to_those_of_the_whole():
     assert Shaping().metrics == {}, "no token was looked at"
 
 
+def test_a_rollout_bears_the_length_of_its_worst_agent_and_the_divergence_of_all():
+    played = rollout()
+    key = (played.group_id, played.index)
+    kl = KlPenalties(of_agents={key: {"x": -0.25, "y": -0.5}})
+    shaping = Shaping(overlong={key: {"x": -1.0, "y": 0.0}, ("b", 0): {}}, kl=kl)
+    assert shaping.of(played) == -1.0 - 0.75
+    assert [shaping.of(played, agent) for agent in "xyz"] == [-1.25, -0.5, 0.0]
+    assert shaping.metrics == {"reward_shaping/overlong": -0.5, "reward_shaping/kl": -0.75}
+    for other in (replace(played, group_id="b"), replace(played, index=7)):
+        assert shaping.of(other) == shaping.of(other, "x") == 0.0
+
+
 def group(*rewards) -> Group:
     rollouts = tuple(
         replace(
