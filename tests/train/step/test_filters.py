@@ -55,7 +55,10 @@ def test_repetition_is_told_by_compression_and_only_of_long_texts():
     loop = "and so on, " * 500
     assert compression_ratio(noise) < 2
     assert compression_ratio(loop) > 20
-    assert compression_ratio("aaaa") == 1.0
+    assert compression_ratio("a" * 99) == 1.0 < compression_ratio("a" * 100)
+    end = noise * 2
+    assert compression_ratio(loop + end) == compression_ratio(end), "10,000 characters are enough"
+    assert compression_ratio(loop + end[1:]) != compression_ratio(end[1:])
     assert compression_ratio(noise + loop) < compression_ratio(noise * 2 + loop * 3)
     assert reason(rollout(loop), filter_repetition=True) is Filtered.REPETITION
     assert reason(rollout(noise), filter_repetition=True) is None
