@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telescope_core.base.chains import sampled_tokens
+from telescope_core.base.chains import ChainRecorder, sampled_tokens
 from telescope_core.errors import EndpointError
 from telescope_core.types import Completion, Message, Rollout, Turn
-from telescope_train.batches.samples import branched_fraction, samples_from_rollout
+from telescope_train.batches.samples import (
+    branched_fraction,
+    num_cuts_continued,
+    samples_from_rollout,
+)
 
 
 def turn(prompt_ids, completion_ids, *, logprobs=None, versions=(0, 0)) -> Turn:
@@ -203,3 +207,31 @@ def test_a_turn_at_another_temperature_is_a_sample_of_its_own():
     assert (one.temperature, two.temperature) == (0.8, 0.5)
     assert two.token_ids.tolist() == [1, 2, 6, 4]
     assert two.mask.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("is_one_chain", [True, False])
+def test_turns_that_were_cut_count_once_a_later_turn_continues_them(is_one_chain):
+    recorder = ChainRecorder()
+
+    def played(prompt_ids, completion_ids, *, cut=False) -> Turn:
+        made = turn(prompt_ids, completion_ids)
+        tokens = recorder.record(prompt_ids, completion_ids, made.completion.logprobs)
+        tokens = tokens if is_one_chain else made.completion.tokens
+        completion = replace(made.completion, tokens=tokens)
+        return replace(
+            made, completion=replace(completion, finish_reason="length") if cut else completion
+        )
+
+    first, second = played([1], [2, 3], cut=True), played([1, 2, 3, 9], [4])
+    other, third = played([7], [2, 3], cut=True), played([1, 2, 3, 9, 4, 9], [5], cut=True)
+    unknown = replace(third, completion=replace(third.completion, tokens=None))
+    for turns, expected in (
+        ((first, second), 1),
+        ((second, third), 0),  # the first of them ended by itself
+        ((first, other), 0),
+        ((first, other, second, third), 1),  # as seats of a match, in turn
+        ((first, unknown), 0),
+        ((unknown, second), 0),
+        ((first,), 0),
+    ):
+        assert num_cuts_continued([rollout(*turns), rollout()]) == expected

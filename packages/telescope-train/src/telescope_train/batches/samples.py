@@ -9,7 +9,6 @@ its turns are joined here if one begins with all of another and was sampled at t
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,14 +60,15 @@ def branched_fraction(samples: Sequence[TrainingSample], rollouts: Sequence[Roll
 
 
 def num_cuts_continued(rollouts: Sequence[Rollout]) -> int:
-    """Count the turns cut by `max_tokens` that the next turn continues.
+    """Count the turns cut by `max_tokens` that a later turn continues.
 
     The tokens that end such a turn come from the chat template and are not trained on.
     """
+    # Turns of other agents, with histories of their own, may come in between.
     return sum(
-        _continues(after, cut)
+        any(_continues(after, cut) for after in rollout.turns[number:])
         for rollout in rollouts
-        for cut, after in pairwise(rollout.turns)
+        for number, cut in enumerate(rollout.turns, start=1)
         if cut.completion.finish_reason == "length"
     )
 
