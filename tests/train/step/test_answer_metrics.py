@@ -126,6 +126,15 @@ def test_noise_is_what_equal_answers_differ_by():
     assert "reward/noise" not in answer_metrics([group(*[rollout([3], 1.0)] * 10)])
 
 
+def test_an_answer_is_all_that_was_said_also_what_the_last_turn_does_not_see():
+    """Two agents with prompts of their own; the reward follows what the first one says."""
+    last = rollout([5], 0.0).turns[0]
+    played = [
+        replace(one, turns=(*one.turns, last)) for one in (rollout([3], 0.0), rollout([4], 1))
+    ]
+    assert answer_metrics([group(*played * 10)])["reward/noise"] == 0.0
+
+
 def test_rewards_that_differ_by_rounding_are_equal_to_metrics_over_pairs():
     sums = [rollout([3] * n, 0.3 if n % 2 else 0.1 + 0.2) for n in range(1, 11)]
     assert "reward/length_order" not in answer_metrics([group(*sums)])

@@ -117,10 +117,7 @@ def answer_metrics(groups: Sequence[Group], held_out: Set[int] = frozenset()) ->
     if not everything:
         return {}
     examples = {_example(rollouts[0]) for rollouts in scored}
-    said = Counter(
-        hash(tuple(turn.completion.completion_ids.tobytes() for turn in rollout.turns))
-        for rollout in everything
-    )
+    said = Counter(hash(_said(rollout)) for rollout in everything)
     asked = [
         question_of(one.messages, len(one.turns), one.golden_answers)
         for one in (rollouts[0] for rollouts in scored)
@@ -134,6 +131,11 @@ def answer_metrics(groups: Sequence[Group], held_out: Set[int] = frozenset()) ->
         "time/score_s": float(np.mean([rollout.score_s for rollout in everything])),
         **_pair_metrics([_pairs(rollouts) for rollouts in scored]),
     }
+
+
+def _said(rollout: Rollout) -> tuple[bytes, ...]:
+    """Return the sampled tokens of each turn."""
+    return tuple(turn.completion.completion_ids.tobytes() for turn in rollout.turns)
 
 
 def _example(rollout: Rollout) -> tuple[object, ...]:
@@ -169,10 +171,9 @@ def _pairs(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     # One that was cut has the length that the settings gave it.
     ended_G = np.array([not rollout.is_truncated for rollout in rollouts])
     lengths_G = np.array([rollout.num_completion_tokens for rollout in rollouts])
-    last = [rollout.turns[-1].completion for rollout in rollouts]
-    seen_G = np.array(
-        [hash(one.prompt_ids.tobytes() + one.completion_ids.tobytes()) for one in last]
-    )
+    # The last prompt need not hold all that was said: not what another agent wrote.
+    prompts = [rollout.turns[-1].completion.prompt_ids.tobytes() for rollout in rollouts]
+    seen_G = np.array([hash((p, _said(r))) for p, r in zip(prompts, rollouts, strict=True)])
     pair_GG = np.triu(np.ones((len(rollouts), len(rollouts)), dtype=bool), 1)
     gain_GG = rewards_G[:, None] - rewards_G
     gain_GG[np.abs(gain_GG) <= rounding(np.abs(rewards_G).max())] = 0.0
