@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telescope_train.algorithms.terms import Terms, metric_sums, shared_metrics
-from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
+from telescope_train.algorithms.token_metrics import MetricSum, metric_row, reduce_metrics
 
 
 @settings(max_examples=40)
@@ -82,3 +82,9 @@ def test_a_mask_that_is_true_everywhere_gives_the_same_sums():
     longer = {name: torch.cat([value, value[:2]]) for name, value in values.items()}
     mask_T = torch.arange(11) < 9
     assert metric_sums(values, mask_T[:9]) == metric_sums(longer, mask_T)
+
+
+def test_weights_that_are_all_zero_stand_for_no_sample():
+    none = MetricSum(total=0.0, count=3.0, lowest=0.0, highest=0.0)
+    names = (f"effective_sample_size/{part}" for part in ("weight", "square"))
+    assert metric_row(dict.fromkeys(names, none)) == {"effective_sample_size": 0.0}

@@ -58,6 +58,17 @@ def test_one_minibatch_keeps_the_order_of_the_samples(make_sample):
     assert list(deal_groups(samples, 1, np.random.default_rng(0))) == [samples]
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_groups_meet_others_in_each_step(make_sample, number):
+    samples = samples_of(make_sample, [2] * 6)
+
+    def first_part(version: int) -> frozenset[str]:
+        parts = deal_groups(samples, number, np.random.default_rng([3, version]))
+        return frozenset(sample.group_id for sample in next(parts))
+
+    assert len({first_part(version) for version in range(20)}) > 3
+
+
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_every_optimizer_step_has_a_denominator_of_its_own(make_sample, number):
     samples = samples_of(make_sample, [3] * 8)
