@@ -156,6 +156,24 @@ def test_a_prompt_is_computed_once_for_its_group():
     assert sum(batch.num_tokens for batch in shard) == 32 * 640
 
 
+@pytest.mark.parametrize("share_prefixes", [None, False, True])
+def test_only_batches_with_common_beginnings_say_so_and_only_if_asked(share_prefixes):
+    long = [group(1, prompt=500, completion=12, seed=seed)[0] for seed in range(3)]
+    samples = [*group(4, prompt=100, completion=10, seed=9), *long]
+    options = {} if share_prefixes is None else {"share_prefixes": share_prefixes}
+    for batches in (
+        pack(samples, np.ones(7), seq_len=512, num_ranks=1, **options),
+        pack_with(
+            samples,
+            np.ones(7),
+            Packing(seq_len=512, num_ranks=1, hidden_size=64, max_tokens=99, **options),
+        ),
+    ):
+        shared = {len(b.origins): b.shared_S for shard in batches for b in shard}
+        assert shared[1] is None
+        assert (shared[4] is None) if not share_prefixes else shared[4].tolist() == [0, *[100] * 3]
+
+
 def test_a_short_prompt_is_computed_once_where_many_have_it():
     few, many = group(3, prompt=8, completion=3), group(16, prompt=8, completion=3, seed=1)
     (shard,) = pack([*few, *many], np.ones(19), seq_len=4096, num_ranks=1, share_prefixes=True)
