@@ -109,6 +109,7 @@ def test_every_sample_is_packed_once_with_its_own_columns(samples, seq_len, num_
     assert len({len(shard) for shard in shards}) == 1
     for batch in [batch for shard in shards for batch in shard]:
         assert batch.num_computed_tokens <= seq_len
+        assert not batch.behavior_logprobs_T[~batch.mask_T].any(), "no weight takes NaN away"
         if batch.shared_S is not None:
             assert batch.num_trained_tokens <= seq_len
             most_S = sharing_all(batch).shared_S
