@@ -142,6 +142,15 @@ def test_a_large_step_is_full_and_even_over_ranks(mix, hidden_size):
     st.integers(0, 9),
 )
 def test_packs_hold_every_sample_unchanged(make_sample, shapes, num_ranks, seed):
+    require_unchanged(make_sample, shapes, num_ranks, seed)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_packs_of_a_few_samples_hold_each_unchanged(make_sample, num_ranks):
+    require_unchanged(make_sample, [(3, 4), (1, 1), (9, 12), (2, 5), (8, 1)], num_ranks, 0)
+
+
+def require_unchanged(make_sample, shapes, num_ranks, seed) -> None:
     samples = [
         make_sample(prompt, written, rollout=number, version=number, advantage=number / 4)
         for number, (prompt, written) in enumerate(shapes)
