@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telescope_core.errors import ConfigError
 from telescope_train.rollouts.draw import Drawn, ExampleDraw, Source
 
 
@@ -60,6 +62,27 @@ def test_a_replacement_is_another_example_and_follows_from_its_place(
     draw.skip_to(5)
     assert draw.replacement(before, f"3.{place}-2") == found
     assert draw.position == 5, "what comes in order stays as it is"
+
+
+@given(size=st.integers(1, 20), held=st.frozensets(st.integers(0, 25)))
+def test_what_evals_hold_out_is_never_drawn_also_where_the_split_has_no_such_row(
+    size: int, held: frozenset[int]
+) -> None:
+    left = sorted(set(range(size)) - held)
+    options = {"environment": "a", "weight": 1.0, "num_examples": size, "held_out": held}
+    if not left:
+        with pytest.raises(ConfigError, match=f"all {size} examples"):
+            Source(**options)
+        return
+    source = Source(**options)
+    assert source.num_left == len(left)
+    assert [source.index(place) for place in range(len(left))] == left
+    assert [source.place(index) for index in left] == list(range(len(left)))
+    draw = ExampleDraw([source], seed=0)
+    assert sorted(draw.next().example_index for _ in left) == left
+    rejected = Drawn(environment="a", example_index=left[-1])
+    found = {draw.replacement(rejected, f"0.0-{n}").example_index for n in range(9)}
+    assert found <= set(left[:-1] or left)
 
 
 def test_replacements_reach_every_other_example() -> None:
