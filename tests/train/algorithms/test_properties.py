@@ -17,7 +17,12 @@ from slow import Rollout, Token
 
 from telescope_core.errors import ConfigError
 from telescope_train.algorithms import load_algorithm, loss_function
-from telescope_train.algorithms.objective import estimator_of, kl_estimate, objective
+from telescope_train.algorithms.objective import (
+    estimator_of,
+    kl_estimate,
+    objective,
+    tis_weights,
+)
 from telescope_train.algorithms.terms import Terms, TokenLoss, metric_sums, shared_metrics
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.config.schema import AlgorithmSection
@@ -298,6 +303,16 @@ def test_losses_are_linear_in_the_advantage(algorithm):
     section = AlgorithmSection(algorithm=algorithm)
     once, threefold = (terms_of(rollouts, [2.0 * k, -1.0 * k]) for k in (1, 3))
     torch.testing.assert_close(gradient(threefold, section), 3 * gradient(once, section))
+
+
+@pytest.mark.parametrize("mode", ["truncate", "icepop"])
+def test_weights_of_tis_are_those_of_at_most_20_nats_whatever_their_cap(mode):
+    section = AlgorithmSection(use_tis=True, tis_cap=1e12, tis_mode=mode)
+    log_ratios = [19.0, 21.0, 70.0, -19.0, -21.0, -70.0]
+    terms = terms_of(far_apart(*log_ratios), [1.0] * 6)
+    for has_ratio, share in ((False, 1.0), (True, 0.5)):
+        found = tis_weights(terms, section, has_ratio=has_ratio).weights_T.log().tolist()
+        assert found == pytest.approx([min(max(share * one, -20.0), 20.0) for one in log_ratios])
 
 
 @pytest.mark.parametrize("form", ["clip", "clip_dual", "clip_wide"])
