@@ -180,6 +180,18 @@ def test_fractions_count_where_a_bound_binds():
     assert row(kl_penalty_tau=1.0)["loss/kl"] == pytest.approx((4 * 0.125 + 32) / 5)
 
 
+def test_the_parts_of_a_loss_add_up_to_it_and_those_that_are_off_are_absent():
+    terms = terms_of(far_apart(0.3, -0.4), [1.0, -0.5])
+    both = {"kl_penalty_tau": 0.3, "entropy_coef": 0.25}
+    for settings in ({}, both, *({name: value} for name, value in both.items())):
+        found = loss_of(AlgorithmSection(**settings))(terms)
+        parts = {name: one for name, one in found.metrics.items() if name.startswith("loss/")}
+        torch.testing.assert_close(sum(parts.values()), found.loss_T)
+        others = {"kl_penalty_tau": "loss/kl", "entropy_coef": "loss/entropy"}
+        assert parts.keys() == {"loss/policy", *(others[name] for name in settings)}
+    assert (parts["loss/entropy"] == -0.25).all(), "an entropy of 1"
+
+
 def test_effective_sample_size_reduces_exactly():
     policy = [(-1.0, -1.0), (-1.0, -2.0), (-3.0, -1.0), (-0.5, -0.7)]
     rollouts = [Rollout(0, 0.0, [[Token(new, b, b, b, 1.0)]]) for new, b in policy]
