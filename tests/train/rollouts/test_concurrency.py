@@ -65,6 +65,16 @@ def test_slots_shrink_when_the_cache_is_full_or_somebody_lost_it() -> None:
     assert limit.num_thrown_out == 4, "a server that was started anew counts from zero"
 
 
+def test_slots_that_were_taken_away_come_back_by_a_fiftieth_at_a_time() -> None:
+    limit = SlotLimit(1000)
+    limit.limit = 500
+    assert limit.follow(load(0.96, running=500), is_used_up=True) == 400
+    grown = [limit.follow(load(0.2), is_used_up=True) for _ in range(3)]
+    assert grown == [408, 416, 424]
+    limit.limit = 10
+    assert limit.follow(load(0.2), is_used_up=True) == 11, "one at least"
+
+
 def test_requests_that_begin_anew_at_a_change_of_weights_take_no_slots_away() -> None:
     limit = SlotLimit(100)
     limit.limit = 100
