@@ -43,6 +43,7 @@ def group(*rollouts: Rollout, example="e") -> Group:
         ([9, 9, 9, 9, 9, 9, 9], False),
         ([5, 6, 1, 2, 1, 2, 1, 2, 1, 2], True),
         ([1, 2, 1, 2, 1, 2, 1, 2, 7], False),
+        ([*range(5)] * 3, False),
         ([*range(16)] * 4, True),
         ([*range(17)] * 4, False),
         ([], False),
@@ -68,6 +69,13 @@ def test_examples_and_answers_that_are_the_same_are_counted():
     assert metrics["answers/looping"] == 0.0
     assert metrics["time/score_s"] == 0.5
     assert answer_metrics([failed]) == {}
+
+
+def test_only_rollouts_that_said_something_and_were_scored_have_answers():
+    failed, silent = rollout([4], None), replace(rollout([4], 1.0), turns=())
+    said = group(rollout([3], 1.0), rollout([5] * 8, 0.0))
+    assert answer_metrics([said, group(failed, silent), group(failed)]) == answer_metrics([said])
+    assert answer_metrics([group(failed, silent)]) == {}
 
 
 def test_what_is_asked_and_what_is_right_make_an_example_not_its_id():
@@ -110,8 +118,10 @@ def test_a_reward_that_follows_the_length_alone_has_an_order_of_one():
     # Equal lengths with different rewards say that it is not the length.
     same = [rollout([n, 3, 3], float(n % 2)) for n in range(12)]
     assert answer_metrics([group(*same)])["reward/length_order"] == 0.0
-    # Of few pairs nothing is said, and the length of a cut answer is that of the settings.
-    assert "reward/length_order" not in answer_metrics([group(*by_length[:6])])
+    # Of fewer than 30 pairs nothing is said. The length of a cut answer is that of the settings.
+    parts = [group(*by_length[:8]), *[group(*by_length[:2])] * 2]
+    assert "reward/length_order" not in answer_metrics(parts[:2])
+    assert answer_metrics(parts)["reward/length_order"] == 1.0
     cut = [rollout([n] * 9, 0.0, cut=True) for n in range(10)]
     assert "reward/length_order" not in answer_metrics([group(*cut, rollout([3], 1.0))])
 

@@ -1,5 +1,6 @@
 """The numbers of a step about its rollouts, each against a count by hand."""
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from telescope_train.rollouts.failures import Boundary
 from telescope_train.rollouts.order import OFF_POLICY
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.step.metrics import (
+    StepClock,
     batch_metrics,
     distribution,
     reward_metrics,
@@ -157,3 +159,20 @@ def test_samples_are_as_long_as_their_prompt_and_all_turns(make_sample):
     row = sample_metrics(samples, 0, max_async_rollout=0)
     lengths = distribution("seq_len", [3, 4, 8])
     assert {name: row[name] for name in lengths} == lengths
+
+
+async def test_the_time_of_a_step_is_split_into_laps(monkeypatch):
+    times = iter([10.0, 11.0, 13.0, 17.0, 25.0])
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: next(times))
+    told = []
+    clock = StepClock(lambda *lap: told.append(lap))
+    for name in ("generate", "wait", "train", "generate"):
+        clock.lap(name)
+    monkeypatch.undo()
+    assert clock.times == {"generate": 9.0, "train": 4.0, "sync": 0.0, "wait": 2.0}
+    assert told == [
+        ("wait for rollouts", 10.0, 11.0),
+        ("credit and packing", 11.0, 13.0),
+        ("train", 13.0, 17.0),
+        ("wait for rollouts", 17.0, 25.0),
+    ]
