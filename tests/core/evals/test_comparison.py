@@ -81,6 +81,8 @@ def test_where_many_tasks_change_it_is_a_t_test():
     assert one.high == pytest.approx(one.change + reach, abs=0.02 * reach)
     assert one.p == pytest.approx(2 * t_cdf(-one.change / error, 299), rel=0.1)
     assert one.detectable == pytest.approx(2.81 * error, rel=0.02)
+    power = t_quantile(0.8, 299) / t_quantile(0.975, 299)
+    assert one.detectable == pytest.approx((one.high - one.low) / 2 * (1 + power), rel=0.005)
 
 
 def test_it_finds_what_intervals_with_values_in_common_do_not():
@@ -358,6 +360,13 @@ def test_no_difference_is_shown_between_results_that_are_not_comparable():
         "results are not comparable"
     )
     assert comparison_to_json(comparison)["differences"][0]["is_shown"] is False
+
+
+def test_an_interval_that_ends_at_zero_shows_no_difference():
+    one = paired_difference("pass@1", [0.0] * 8, [1.0] * 8)
+    shown = {(0.1, 0.5), (-0.5, -0.1)}
+    for low, high in (*shown, (0.0, 0.5), (-0.5, 0.0), (-0.5, 0.5), (None, None)):
+        assert replace(one, low=low, high=high).is_shown == ((low, high) in shown)
 
 
 def test_another_chat_template_is_told():

@@ -94,6 +94,8 @@ def test_rollouts_are_counted_by_their_ends():
         "no_eos_ratio": 1 / 4,  # of those that were played
     }
     assert {name: row[name] for name in lengths} == lengths
+    alone = rollout_metrics([rollout(0.0, (4, True))])
+    assert (alone["truncated/fraction"], alone["no_eos_ratio"]) == (1.0, 1.0)
     nothing = rollout_metrics([])
     assert set(nothing.values()) == {0.0}
 
@@ -149,6 +151,8 @@ def test_a_batch_tells_of_what_it_was_made_of():
         "queue/groups_ready": 7,
         "workers/toy/restarts": 1.0,
     }
+    one = SampledBatch(groups=(group(1.0),), duration_s=None)
+    assert batch_metrics(one)["groups/acceptance"] == 1.0
     empty = batch_metrics(SampledBatch(groups=(), duration_s=None))
     assert set(empty.values()) == {0.0}
     assert not any(name.startswith(("task_reward", "length_bias")) for name in empty)
