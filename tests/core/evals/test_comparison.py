@@ -85,6 +85,27 @@ def test_where_many_tasks_change_it_is_a_t_test():
     assert one.detectable == pytest.approx((one.high - one.low) / 2 * (1 + power), rel=0.005)
 
 
+SKEWED = [0.0, 0.75, 0.5, 1.0, 0.25, 0.75, 0.5, 1.0]
+"""Gains are more than losses."""
+
+
+@pytest.mark.parametrize("scale", [0.25, 3.0])
+@pytest.mark.parametrize("after", [SKEWED, [0.5] * 8, [1.0] * 8])
+def test_a_difference_has_the_unit_of_the_rewards_and_turns_round_with_the_evals(after, scale):
+    before = [0.5, 0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.0] if after is SKEWED else [0.5] * 8
+    numbers = ("change", "low", "high", "detectable", "p")
+
+    def of(old, new, unit=1.0):
+        old, new = ([unit * one for one in column] for column in (old, new))
+        found = paired_difference("reward", old, new, span=unit, rollouts=4)
+        return [getattr(found, name) for name in numbers]
+
+    change, low, high, detectable, p = of(before, after)
+    sizes = [scale * one if one is not None else None for one in (change, low, high, detectable)]
+    assert of(before, after, scale) == pytest.approx([*sizes, p])
+    assert of(after, before) == pytest.approx([-change, -high, -low, detectable, p])
+
+
 def test_it_finds_what_intervals_with_values_in_common_do_not():
     rng = np.random.default_rng(5)
     chances = rng.beta(0.5, 0.5, 200)
@@ -400,6 +421,9 @@ def test_tasks_that_all_change_alike_have_a_bound_and_not_a_point():
 def test_tasks_too_few_for_any_difference_are_called_that(before, after, rollouts):
     one = paired_difference("reward", before, after, rollouts=rollouts)
     assert (one.detectable, one.is_alike) == (None, False)
+    most = max(1.0, *map(abs, after))
+    assert -most <= one.low <= one.high <= most
+    assert 0.0 <= one.p <= 1.0
     assert "; too few steps to find even the largest difference" in sentence(one, unit="step")
 
 
