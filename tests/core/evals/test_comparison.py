@@ -277,6 +277,34 @@ def test_every_shared_measure_is_compared_and_the_number_of_rollouts_may_differ(
     assert comparison.main.change == pytest.approx(-0.125)
 
 
+def test_rewards_are_compared_over_the_range_of_both_evals():
+    before = an_eval([("a", [1, 0]), ("b", [0, -1])], reward_min=-1.0)
+    after = an_eval([("a", [1, 2]), ("b", [0, 1])], reward_max=2.0)
+    for pair, columns in (
+        ((before, after), ([0.5, -0.5], [1.5, 0.5])),
+        ((after, before), ([1.5, 0.5], [0.5, -0.5])),
+    ):
+        found = compare_results(*pair).differences[-1]
+        assert found == paired_difference("reward", *columns, span=3.0, rollouts=2)
+
+
+def test_only_measures_of_both_are_compared():
+    rewards = [("a", [1, 0]), ("b", [1, 1])]
+    for ks in ((1,), (1, 2)), ((1, 2), (1,)):
+        comparison = compare_results(*(an_eval(rewards, ks=one) for one in ks))
+        assert [one.measure for one in comparison.differences] == ["pass@1", "reward"]
+
+
+def test_tasks_of_one_id_in_an_old_result_are_compared_as_one():
+    whole = an_eval([("a", [1, 0, 0, 0]), ("b", [1, 1])])
+    (first, second) = (an_eval([("a", one)]).tasks[0] for one in ([1, 0], [0, 0]))
+    after = an_eval([("a", [1, 1]), ("b", [1, 0])])
+    old = replace(whole, tasks=(first, second, whole.tasks[1]))
+    assert compare_results(old, after) == compare_results(whole, after)
+    clusters = (first, *(replace(one, cluster="c") for one in (second, whole.tasks[1])))
+    assert compare_results(replace(old, tasks=clusters), after).main.num_clusters == 1
+
+
 def test_other_code_and_other_settings_are_told():
     before = an_eval([("a", [1]), ("b", [0])])
     after = an_eval(
