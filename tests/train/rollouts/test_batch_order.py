@@ -3,16 +3,26 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.train.rollouts.samplers import GROUP_SIZE, GROUPS, EventList, sampler_over
 
 from telescope_core.records.events import Stage
-from telescope_core.types import Completion, Group, Message, RolloutStatus, Sampling
+from telescope_core.types import (
+    Completion,
+    Group,
+    Message,
+    Rollout,
+    RolloutStatus,
+    Sampling,
+    Turn,
+)
 from telescope_train.checkpoints.sampler_state import read_sampler_state, write_sampler_state
 from telescope_train.rollouts.attempts import Attempts
-from telescope_train.rollouts.order import OFF_POLICY
+from telescope_train.rollouts.draw import Drawn
+from telescope_train.rollouts.order import OFF_POLICY, PendingGroup, by_draw, oldest_version
 from telescope_train.rollouts.sampled import SampledBatch
 from telescope_train.rollouts.sampler import RolloutSampler
 
@@ -337,3 +347,57 @@ async def test_of_more_groups_than_a_batch_takes_those_that_ended_first_are_take
     batch = await take(sampler, held, 0)
     assert sorted(ids(batch)) == [one.group_id for one in later]
     await sampler.close()
+
+
+def played(group_id: str, *versions: int, index: int = 0) -> Rollout:
+    """Return a rollout whose turns were sampled at these versions."""
+    said = Message(role="assistant", content="")
+    turns = [
+        Completion(message=said, finish_reason="stop", oldest_version=one, newest_version=9)
+        for one in versions
+    ]
+    return Rollout(
+        environment="toy",
+        example_id="e",
+        group_id=group_id,
+        index=index,
+        turns=tuple(Turn(completion=one, started_s=0.0, ended_s=1.0) for one in turns),
+    )
+
+
+def group_of(*rollouts: Rollout) -> Group:
+    first = rollouts[0]
+    return Group(id=first.group_id, environment="toy", example_id="e", rollouts=rollouts)
+
+
+def test_a_rollout_is_as_old_as_the_oldest_of_its_turns() -> None:
+    assert oldest_version(played("0.0", 4, 2, 3)) == 2
+    assert oldest_version(played("0.0")) is None
+
+
+def test_groups_are_in_the_order_of_their_numbers_not_of_their_letters() -> None:
+    ordered = ["0.3", "1.2", "1.2-2", "1.2-10", "1.10", "10.0"]
+    groups = [group_of(played(one)) for one in sorted(ordered, reverse=True)]
+    assert [group.id for group in by_draw(groups)] == ordered
+
+
+async def test_attempts_that_no_step_was_trained_on_say_why() -> None:
+    """Those of a group that is given up had become too old; the others outlived the run."""
+    drawn = Drawn(environment="toy", example_index=0)
+    pending = PendingGroup(batch=1, position=2, drawn=drawn, num_draws=2)
+    earlier = [replace(played("1.2"), status=RolloutStatus.DISCARDED, status_reason="too easy")]
+    old = [played("1.2-2", index=index) for index in range(2)]
+    pending.ended += [*earlier, *old]
+    loop = asyncio.get_running_loop()
+    pending.task = loop.create_task(asyncio.sleep(0, group_of(*old)))
+    await pending.task
+    kept = [(one.index, one.status, one.status_reason) for one in pending.unused()]
+    assert kept == [
+        (0, RolloutStatus.DISCARDED, "too easy"),
+        *((index, RolloutStatus.DISCARDED, "run_ended") for index in range(2)),
+    ]
+    pending.give_up()
+    assert [(one.index, one.status, one.status_reason) for one in pending.unused()] == [
+        *((index, RolloutStatus.CANCELLED, OFF_POLICY) for index in range(2)),
+        (0, RolloutStatus.DISCARDED, "too easy"),
+    ]
