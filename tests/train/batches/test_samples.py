@@ -51,6 +51,12 @@ def test_a_turn_that_continues_extends_its_chain_and_masks_the_bridge():
     assert (sample.oldest_version, sample.newest_version) == (4, 6)
 
 
+def test_a_turn_that_goes_on_where_another_ended_adds_nothing_in_between():
+    (sample,) = samples_from_rollout(rollout(turn([1], [2]), turn([1, 2], [3])), 1.0, 1.0)
+    assert sample.token_ids.tolist() == [1, 2, 3]
+    assert sample.mask.tolist() == [False, True, True]
+
+
 def test_a_rewritten_history_starts_a_chain_and_is_trained_once():
     first, second = turn([1], [2, 3, 4]), turn([1, 4, 9], [5])
     one, two = samples_from_rollout(rollout(first, second), 1.0, 1.0)
