@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from telescope_core.base.chains import ChainRecorder, sampled_tokens
 from telescope_core.errors import EndpointError
-from telescope_core.types import Completion, Message, Rollout, Turn
+from telescope_core.types import Completion, Message, Rollout, Span, Turn
 from telescope_train.batches.samples import (
     branched_fraction,
     num_cuts_continued,
@@ -72,6 +72,24 @@ def test_a_turn_continues_the_longest_chain_it_starts_with():
     assert two.token_ids.tolist() == [1, 7, 3]
 
 
+def test_of_chains_that_begin_alike_the_longest_is_continued_also_if_it_is_the_older_one():
+    turns = turn([1, 2, 6], [4]), turn([1], [2]), turn([1, 2, 6, 4, 9], [5])
+    one, two = samples_from_rollout(rollout(*turns), 1.0, 1.0)
+    assert one.token_ids.tolist() == [1, 2, 6, 4, 9, 5]
+    assert two.token_ids.tolist() == [1, 2]
+
+
+def test_spans_are_those_of_all_turns_and_where_they_are_unknown_all_is_old():
+    known = turn([1], [2, 3], versions=(4, 6))
+    spans = (Span(4, 1), Span(6, 1))
+    known = replace(known, completion=replace(known.completion, spans=spans))
+    (sample,) = samples_from_rollout(
+        rollout(known, turn([1, 2, 3], [5, 6, 7], versions=(3, 8))), 1.0, 1.0
+    )
+    assert sample.spans == (*spans, Span(3, 3), Span(8, 0))
+    assert (sample.oldest_version, sample.newest_version) == (3, 8)
+
+
 def test_no_turn_gives_no_sample():
     assert samples_from_rollout(rollout(), 1.0, 1.0) == []
 
@@ -85,6 +103,10 @@ def test_no_turn_gives_no_sample():
         (turn([1], [2], logprobs=[-math.inf]), "finite"),
         (turn([], [2]), r"\b0 prompt"),
         (turn([1], []), r"\b0 completion"),
+        (
+            replace(turn([1], [2]), completion=replace(turn([1], [2]).completion, tokens=None)),
+            r"\b0 prompt ids and 0 completion ids",
+        ),
     ],
 )
 def test_what_was_not_recorded_is_never_made_up(bad, said):
