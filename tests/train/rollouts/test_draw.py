@@ -90,3 +90,11 @@ def test_replacements_reach_every_other_example() -> None:
     rejected = Drawn(environment="a", example_index=2)
     found = {draw.replacement(rejected, f"0.0-{n}").example_index for n in range(200)}
     assert found == {0, 1, 3, 4, 5}
+
+
+def test_replacements_from_an_endless_split_reach_every_other_spare() -> None:
+    draw = ExampleDraw([Source(environment="a", weight=1.0, num_examples=None)], seed=0)
+    for index in (1, 5):
+        rejected = Drawn(environment="a", example_index=index)
+        found = {draw.replacement(rejected, f"0.0-{n}").example_index for n in range(1000)}
+        assert found == set(range(1, 128, 2)) - {index}
