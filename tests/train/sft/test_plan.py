@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from telescope_core.errors import ConfigError
 from telescope_train.sft.config import load_sft_config
 from telescope_train.sft.plan import plan_sft, render_sft_plan
 
@@ -82,6 +83,8 @@ def test_samples_that_are_too_long_are_counted_and_passes_are_over_those_that_ar
     assert (left.num_truncated, left.num_dropped) == (0, 1)
     assert left.num_samples + left.num_held_out == 5
     assert left.longest < 40
+    often = planned(settings, "--too_long", "drop", "--number_of_steps", "9000")
+    assert "each sample 9,000 times" in render_sft_plan(often)
 
 
 def test_each_environment_shows_its_first_sample(planned, tmp_path, monkeypatch):
@@ -114,3 +117,9 @@ def test_the_text_marks_what_is_learned_within_80_columns_and_acts_on_no_termina
     assert "line 50" not in text
     assert "\x1b" not in text
     assert max(len(line.replace("\\u001b", "")) for line in text.splitlines()) <= 80
+
+
+def test_a_dataset_of_one_conversation_is_too_small(planned, tmp_path):
+    written(tmp_path / "rows.jsonl", "b")
+    with pytest.raises(ConfigError, match=r"has 1 conversation and .*; at least two are needed"):
+        planned('dataset = "rows.jsonl"\nnum_held_out = 1\n')

@@ -19,6 +19,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base.errors import ConfigError, EnvironmentLoadError
 from telescope_core.base.messages import REASONING_FIELDS, message_from_json
+from telescope_core.base.number_text import counted
 from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secrets_line
 from telescope_core.base.solved import is_solved
@@ -456,8 +457,9 @@ def dataset_samples(
     num_held_out, limit = config.num_held_out, config.num_examples
     if len(conversations) <= num_held_out:
         raise ConfigError(
-            f"dataset {config.dataset!r} has {len(conversations)} conversations and num_held_out "
-            f"is {num_held_out}, so none would be left to learn; lower num_held_out"
+            f"dataset {config.dataset!r} has {counted(len(conversations), 'conversation')} and "
+            f"num_held_out is {num_held_out}, so none would be left to learn; "
+            f"{'lower num_held_out' if len(conversations) > 1 else 'at least two are needed'}"
         )
     order = np.random.default_rng(config.seed).permutation(len(conversations))
     chosen = order if limit is None else order[: num_held_out + limit]

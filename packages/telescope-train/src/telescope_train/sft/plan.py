@@ -124,7 +124,7 @@ def render_sft_plan(plan: SftPlan) -> str:
         steps = f"{steps}, or until accuracy is {plan.stop_at_accuracy:g},"
     head = (
         f"{steps} of {counted(plan.batch_size, 'sample')} on {plan.model}: each sample "
-        f"{plan.passes:.3g} times"
+        f"{plan.passes:,.{1 if plan.passes < 100 else 0}f} times"
     )
     learned = f"{plan.num_tokens:,} tokens, {plan.num_learned_tokens:,} of them learned"
     lines = [
