@@ -87,12 +87,12 @@ def test_samples_that_are_too_long_are_counted_and_passes_are_over_those_that_ar
     assert "each sample 9,000 times" in render_sft_plan(often)
 
 
-def test_each_environment_shows_its_first_sample(planned, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "other_digits.py").write_text(
+def test_each_environment_shows_its_first_sample(planned, tmp_path_factory, monkeypatch):
+    code = tmp_path_factory.mktemp("code")
+    monkeypatch.syspath_prepend(code)
+    (code / "other_digits.py").write_text(
         "from toy_digits import LastDigit\n\nclass Other(LastDigit):\n    pass\n"
     )
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     plan = planned(
         "num_examples = 30\nnum_held_out = 4\nstop_at_accuracy = 0.5\n"
         '[[environments]]\nname = "toy_digits:LastDigit"\n'
