@@ -43,8 +43,7 @@ async def open_recording(
     `reached_at`: the address of this machine for servers, who show `secret` where others reach it.
     """
     inference, observability = prepared.config.inference, prepared.config.observability
-    asked = {"wandb": observability.use_wandb, "tensorboard": observability.use_tensorboard}
-    trackers = names_in_use(asked, observability.trackers)
+    trackers = names_in_use(observability)
     shown = None
     if observability.prometheus_port is not None:
         names = {one.name for one in prepared.config.environments}

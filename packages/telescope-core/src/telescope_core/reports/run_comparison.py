@@ -5,11 +5,11 @@ over the examples that both runs played at that step. `evals.comparison` compute
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from telescope_core.base.environment_record import all_changes
 from telescope_core.base.errors import ConfigError
@@ -114,7 +114,7 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunComparison:
         notes.append("No setting and no code differs, so that chance alone made the difference.")
     return RunComparison(
         settings=tuple(settings),
-        following=_following(settings, before, after),
+        following=_following(settings, known.values()),
         code=tuple(code),
         fork=next(
             (
@@ -139,13 +139,15 @@ class _Measured(NamedTuple):
 
 
 def _following(
-    settings: Sequence[Differing], before: RunFolder, after: RunFolder
+    settings: Sequence[Differing], known: Collection[Mapping[str, Any]]
 ) -> frozenset[str]:
-    """Return the names of settings that nobody set, also of those that one version lacked."""
-    found = [read_json(run.path / SETTINGS_FILE) or {} for run in (before, after)]
-    if not all("set" in one for one in found):
+    """Return the names of settings that nobody set, also of those that one version lacked.
+
+    `known`: the origins of the settings that each run recorded.
+    """
+    if not all("set" in one for one in known):
         return frozenset()
-    given: set[str] = {*found[0]["set"], *found[1]["set"]}
+    given: set[str] = {name for one in known for name in one["set"]}
     return frozenset(one.name for one in settings if nobody_set(one.name, given))
 
 

@@ -138,8 +138,7 @@ def prepare(config: TrainConfig) -> Prepared:
     environments = prepare_environments(config)
     problems += environments.problems
     problems += held_out_problems(config, environments.records)
-    section = config.observability
-    for name in names_in_use({"wandb": section.use_wandb}, section.trackers):
+    for name in names_in_use(config.observability):
         if problem := login_problem(name):
             problems.append(f"observability: {problem}")
     inputs = inputs_of(

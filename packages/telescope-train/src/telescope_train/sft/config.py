@@ -37,7 +37,7 @@ from telescope_train.config.trainer_section import (
     TrainerSection,
 )
 from telescope_train.models.device import compute_dtype, machine_device
-from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
+from telescope_train.observability.trackers.tracker import missing_trackers
 from telescope_train.plan.checks.megatron import device_problems, section_problems
 from telescope_train.plan.checks.trainer import (
     LORA_FIELDS,
@@ -199,11 +199,6 @@ class SftConfig(Section):
     seed: Index = 0
     """Seed of the model, the order of examples and every random generator."""
 
-    def tracker_names(self) -> list[str]:
-        """Return the names of the trackers that get the measurements."""
-        asked = {"wandb": self.use_wandb, "tensorboard": self.use_tensorboard}
-        return names_in_use(asked, self.trackers)
-
 
 _OF_TRAIN = dict.fromkeys(
     set(TrainConfig.model_fields) - set(SftConfig.model_fields),
@@ -325,11 +320,7 @@ def _tracker_problems(config: SftConfig) -> Iterator[str]:
     if not config.use_wandb:
         for field in ("wandb_project", "wandb_tags"):
             yield from unused(config, field, f"without use_wandb; set use_wandb, or remove {field}")
-    for name in config.tracker_names():
-        try:
-            load_tracker(name)
-        except ConfigError as error:
-            yield str(error)
+    yield from missing_trackers(config)
 
 
 def _rank_problems(config: SftConfig) -> Iterator[str]:

@@ -42,7 +42,7 @@ from telescope_train.models.facts import UNKNOWN_FACTS, context_problem, read_mo
 from telescope_train.models.location import require_replaceable
 from telescope_train.models.tiny import character_tokenizer, make_tiny_model, require_tiny
 from telescope_train.observability.trackers.logins import login_problem
-from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker
+from telescope_train.observability.trackers.tracker import TrackedRun, load_tracker, names_in_use
 from telescope_train.observability.trackers.tracking import Tracking
 from telescope_train.plan.checks.megatron import megatron_model_problems
 from telescope_train.plan.checks.model import look_at_model, rounding_notes
@@ -146,7 +146,7 @@ def _tracked(
     tell: Callable[[str], None],
 ) -> Generator[Callable[[SftRow], None]]:
     """Yield what is called with each row, which trackers get too; waits for them at the end."""
-    if not (names := config.tracker_names()):
+    if not (names := names_in_use(config)):
         yield on_row
         return
     described = TrackedRun(
@@ -199,7 +199,7 @@ def prepare(config: SftConfig, tell: Callable[[str], None]) -> PreparedSft:
         for note in resume_notes(config, point):
             tell(note)
     _look_at_model(config, tell)
-    if problem := next(filter(None, map(login_problem, config.tracker_names())), None):
+    if problem := next(filter(None, map(login_problem, names_in_use(config))), None):
         raise ConfigError(problem)
     tokenizer = _tokenizer(config)
     samples = _samples(config, tokenizer, point, tell)

@@ -46,11 +46,12 @@ def compare_page(runs: Sequence[OneRun], asked: CompareParameters) -> JsonObject
             smooth = found["smooth"].get(name, [])
             one = {"run": run.key, **shared, "values": found["metrics"][name], "smooth": smooth}
             curves[name].append(one)
+    origins = {run.key: run.settings_origin() for run in runs}
     settings, num_equal = differing(
         {run.key: run.config() for run in runs},
-        {run.key: run.settings_origin().defaults for run in runs},
+        {key: origin.defaults for key, origin in origins.items()},
     )
-    given = [run.settings_origin().given for run in runs]
+    given = [origin.given for origin in origins.values()]
     set_by_someone = None if None in given else {name for one in given for name in one or ()}
     return {
         "page": "compare",

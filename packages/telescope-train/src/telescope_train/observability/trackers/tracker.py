@@ -1,6 +1,6 @@
 """`Tracker`: the interface of a service or a file format; found by `telescope.trackers`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -69,9 +69,31 @@ class Tracker(Protocol):
         ...
 
 
-def names_in_use(asked: Mapping[str, bool], others: Sequence[str]) -> list[str]:
-    """Return the names in `asked` whose setting is on, then `others`, each once."""
-    return list(dict.fromkeys([*(name for name, is_on in asked.items() if is_on), *others]))
+class _AsksForTrackers(Protocol):
+    """Settings that choose trackers."""
+
+    @property
+    def use_wandb(self) -> bool: ...
+    @property
+    def use_tensorboard(self) -> bool: ...
+    @property
+    def trackers(self) -> tuple[str, ...]: ...
+
+
+def names_in_use(section: _AsksForTrackers) -> list[str]:
+    """Return the names of the trackers that `section` asks for, each once."""
+    asked = {"wandb": section.use_wandb, "tensorboard": section.use_tensorboard}
+    names = (name for name, is_on in asked.items() if is_on)
+    return list(dict.fromkeys([*names, *section.trackers]))
+
+
+def missing_trackers(section: _AsksForTrackers) -> Iterator[str]:
+    """Yield a message for each tracker that `section` asks for and that is not installed."""
+    for name in names_in_use(section):
+        try:
+            load_tracker(name)
+        except ConfigError as error:
+            yield str(error)
 
 
 def load_tracker(name: str) -> Tracker:

@@ -15,7 +15,7 @@ from telescope_train.chat.formats.choose import AUTO
 from telescope_train.config.eval_folders import eval_folder_name
 from telescope_train.config.fields import Found, sorted_out, unused
 from telescope_train.config.schema import EnvironmentEntry, EvalEntry, TrainConfig
-from telescope_train.observability.trackers.tracker import load_tracker, names_in_use
+from telescope_train.observability.trackers.tracker import missing_trackers
 from telescope_train.plan.checks.algorithm import algorithm_problems
 from telescope_train.plan.checks.cluster import (
     cluster_problems,
@@ -318,9 +318,4 @@ def observability_problems(config: TrainConfig) -> Iterator[str]:
             "without enable_vllm_tracing; set enable_vllm_tracing = true, or remove "
             "otlp_receiver_port",
         )
-    asked = {"wandb": section.use_wandb, "tensorboard": section.use_tensorboard}
-    for name in names_in_use(asked, section.trackers):
-        try:
-            load_tracker(name)
-        except ConfigError as error:
-            yield f"observability: {error}"
+    yield from (f"observability: {problem}" for problem in missing_trackers(section))
