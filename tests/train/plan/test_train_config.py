@@ -181,6 +181,16 @@ def test_every_setting_is_read_by_the_trainer():
             "prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch",
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
+        (["--algorithm", "gdpo"], "unknown algorithm 'gdpo': it is grpo, or another that divides"),
+        (["--algorithm", "Lite-PPO"], 'it is grpo with advantage_norm = "batch"'),
+        (
+            ["--advantage_norm", "parts", "--stream_gradients", "true"],
+            'because advantage_norm is "parts"',
+        ),
+        (
+            ["--advantage_norm", "parts", "--algorithm", "rloo"],
+            "advantage_norm has no effect with rloo",
+        ),
         (["--megatron_fp8", "true"], "has no effect with train_backend = 'fsdp'"),
         (["--weight_transport", "nickel"], "unknown weight_transport 'nickel'"),
         (["--eval_after_training"], "need at least one [[evals]]"),

@@ -19,8 +19,9 @@ from telescope_core.in_process import InProcessEnvironment
 from telescope_core.scripted import ScriptedClient
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.attempts import Attempts
-from telescope_train.rollouts.compared import is_told_apart
+from telescope_train.rollouts.compared import RewardScale, is_told_apart
 from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.step.credit import credit_rules
 
 
 class Counting(SingleTurnEnvironment):
@@ -60,7 +61,7 @@ async def test_rewards_that_differ_beyond_the_configured_range_are_rejected(high
 
 
 def test_a_group_without_any_reward_has_no_signal():
-    assert not is_told_apart([], {})
+    assert not is_told_apart([], RewardScale())
 
 
 class Penalized(Counting):
@@ -85,3 +86,43 @@ async def test_rewards_that_the_algorithm_cannot_take_are_refused_before_any_is_
     refused = pytest.raises(ConfigError, match="toy may be as low as -1, and maxrl")
     with refused if is_refused else nullcontext():
         await training_environments(config, clients, {}, {})
+
+
+@pytest.mark.parametrize("norm", ["parts", "group"])
+async def test_rewards_that_are_no_sums_cannot_be_taken_apart(norm):
+    flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--advantage_norm", norm]
+    config = load_train_config([], [*flags, "--environments", '[{"name": "toy"}]'])
+    clients = {"toy": InProcessEnvironment(Counting(), name="toy")}
+    refused = pytest.raises(ConfigError, match="toy has no reward that is a sum of parts")
+    with refused if norm == "parts" else nullcontext():
+        await training_environments(config, clients, {}, {})
+
+
+async def test_credit_and_acceptance_know_the_weights_of_the_parts():
+    """A group whose totals are equal is accepted if its parts tell it apart."""
+    entry = '[{"name": "toy", "group_size": 2}]'
+    flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--environments", entry]
+    more = ["--prompts_batch_size_for_trainer", "1", "--should_accept_fn", "has_signal"]
+    config = load_train_config([], [*flags, *more, "--advantage_norm", "parts"])
+    clients = {"toy": InProcessEnvironment(Traded(), name="toy")}
+    mix = await training_environments(config, clients, {}, {})
+    attempts = Attempts.from_config(config, EventList(), num_servers=1)
+    sampler = make_sampler(config, mix, ScriptedClient(["yes"]), attempts)
+    sampler.advance(0)
+    (group,) = (await sampler.take(0)).groups
+    await sampler.close()
+    assert len({rollout.reward for rollout in group.rollouts}) == 1
+    assert credit_rules(config, mix, vocab_size=100).weights == {"toy": {"paid": 1.0, "other": 0.5}}
+
+
+class Traded(Counting):
+    """One part of each rollout is 1, in turn; the second counts for half, and pays twice."""
+
+    @reward
+    def paid(self, rollout, example):
+        self.turn = next(self.rewards) % 2
+        return float(self.turn)
+
+    @reward(weight=0.5)
+    def other(self, rollout, example):
+        return 2.0 * (1 - self.turn)

@@ -12,7 +12,7 @@ from telescope_core.errors import ConfigError
 from telescope_core.types import Completion, Group, Message, Rollout, RolloutStatus, Turn
 from telescope_train.config.schema import AlgorithmSection
 from telescope_train.rollouts.accept import load_accept_fn, rejection
-from telescope_train.rollouts.compared import RewardRange
+from telescope_train.rollouts.compared import RewardRange, RewardScale
 from telescope_train.rollouts.failures import Boundary, boundary_of
 from telescope_train.step.filters import Filtered, compression_ratio, filter_reason
 from telescope_train.step.shaping import KlPenalties, Shaping, overlong_penalty
@@ -121,7 +121,7 @@ def group(*rewards) -> Group:
 )
 def test_has_signal_accepts_rewards_that_credit_tells_apart(rewards, ranges, expected):
     for name in ("has_signal", "telescope_train.rollouts.accept:has_signal"):
-        assert load_accept_fn(name, ranges)(group(*rewards)) == expected
+        assert load_accept_fn(name, RewardScale(ranges=ranges))(group(*rewards)) == expected
 
 
 def test_what_an_accept_function_may_return():

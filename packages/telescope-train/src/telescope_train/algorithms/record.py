@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from telescope_core.base.entry_points import entry_points
-from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.errors import ConfigError, UnknownNameError, unknown_name
 from telescope_train.algorithms.advantages import Advantage
 
 Weighting: TypeAlias = Literal["token", "sequence", "constant"]
@@ -76,6 +76,17 @@ class Algorithm:
                 )
 
 
+_OTHERS = {
+    "gdpo": 'it is grpo, or another that divides, with advantage_norm = "parts"',
+    "lite_ppo": 'it is grpo with advantage_norm = "batch" and use_ppo_clip = true',
+    "remax": "rloo compares with the other answers instead of with a greedy one",
+    **dict.fromkeys(
+        ("ppo", "vapo", "gae"),
+        "no critic is trained: grpo with use_ppo_clip = true has the loss of PPO, and the rest of "
+        "the group in place of a critic",
+    ),
+}
+"""Algorithms of papers that have no record here -> what to use."""
 OWN_SETTINGS = ("advantage_norm", "dppo_divergence", "dppo_threshold")
 """Settings that only some algorithms read. With the others, a value that differs from what holds
 there is refused."""
@@ -99,6 +110,8 @@ def _installed(name: str) -> Algorithm:
     """Return the installed algorithm; cached, because reading all entry points takes 20 ms."""
     found = entry_points(group=GROUP, name=name)
     if not found:
+        if use := _OTHERS.get(name.lower().replace("-", "_")):
+            raise UnknownNameError(f"unknown algorithm {name!r}: {use}")
         hint = f"(others are `module:NAME`, or packages with an entry point in {GROUP!r})"
         raise unknown_name("algorithm", name, known_algorithms(), hint)
     return _checked(next(iter(found)).load(), f"entry point {name!r} of {GROUP!r}")

@@ -12,9 +12,10 @@ class AlgorithmSection(Section):
 
     algorithm: Annotated[str, Field(min_length=1)] = "grpo"
     """Name of an installed algorithm, or `module:NAME`."""
-    advantage_norm: Literal["group", "batch"] = "group"
+    advantage_norm: Literal["group", "batch", "parts"] = "group"
     """Divide advantages, rewards minus their group's mean, by their standard deviation within the
-    group, or over the batch."""
+    group, or over the batch; `parts` = normalize each part of a reward within the group, add them
+    by their weights, and divide the sum by its deviation over the batch (GDPO)."""
     branch_credit: Literal["outcome", "shared", "per_agent"] = "outcome"
     """Credit of the branches of a rollout with compaction or sub-agents: `outcome` = the rollout's
     advantage for each of their tokens, `shared` = an equal share of it for each branch, `per_agent`

@@ -100,6 +100,9 @@ _LOSSES = {
         advantage_batch_normalize adv_norm.std_level std_level normalize_reward adv_norm.mean_level
         normalize_advantages no_std_norm normalize_enable
     """: "advantage_norm: or an algorithm that does not divide, such as rloo and dr_grpo",
+    "multi_objective_aggregation gdpo_reward_keys gdpo_reward_weights": (
+        'advantage_norm: "parts" normalizes each part of a reward; environments give the weights'
+    ),
     "epsilon clip_ratio eps_clip clip_eps eps_clip_low_high": (
         "clip_low: and clip_high; both with use_ppo_clip"
     ),
@@ -572,9 +575,6 @@ _NO_EQUAL = {
         override_optimizer_config
     """: (
         "optimizers are forms of AdamW, set by learning_rate, adam_betas, adam_eps and weight_decay"
-    ),
-    "multi_objective_aggregation gdpo_reward_keys gdpo_reward_weights": (
-        "advantages are those of one reward, to which an environment weighs its parts"
     ),
     "evals.stop": "an evaluation stops at the texts of stop in [rollout]",
     "enable_ema ema_beta": "no average of weights is kept; checkpoints have those of their step",

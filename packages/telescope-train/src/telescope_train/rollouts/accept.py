@@ -5,14 +5,14 @@ reason for rejecting it. New draws replace rejected groups, so the batch stays f
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import TypeAlias
 
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.types import Group, RolloutStatus
-from telescope_train.rollouts.compared import RewardRange, is_told_apart
+from telescope_train.rollouts.compared import RewardScale, is_told_apart
 
 AcceptFn: TypeAlias = Callable[[Group], bool | str]
 
@@ -20,14 +20,14 @@ REJECTED = "rejected"
 """The recorded reason if the function gives none."""
 
 
-def has_signal(group: Group, ranges: Mapping[str, RewardRange] | None = None) -> bool | str:
+def has_signal(group: Group, scale: RewardScale | None = None) -> bool | str:
     """Accept a group with different rewards, or in which a seat of a match has different ones.
 
-    `ranges`, by environment, are those to which credit clips rewards: only what is different within
-    them changes the policy. Paper: arXiv:2503.14476, section 3.2 (dynamic sampling).
+    `scale` is that of credit: only what is different on it changes the policy. None = the rewards
+    as they are. Paper: arXiv:2503.14476, section 3.2 (dynamic sampling).
     """
     scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
-    return is_told_apart(scored, ranges or {}) or "all_equal"
+    return is_told_apart(scored, scale or RewardScale()) or "all_equal"
 
 
 BUILT_IN = {
@@ -39,14 +39,14 @@ BUILT_IN = {
 EXPECTED = "must be has_signal or module:function"
 
 
-def load_accept_fn(path: str, ranges: Mapping[str, RewardRange] | None = None) -> AcceptFn:
+def load_accept_fn(path: str, scale: RewardScale | None = None) -> AcceptFn:
     """Return a built-in function, or import `module:function`; ConfigError when there is none.
 
-    `ranges` are the reward ranges of the config, by environment, for the built-in function.
+    `scale` is the one of the config, for the built-in function.
     """
     if path in BUILT_IN:
         function = BUILT_IN[path]
-        return update_wrapper(partial(function, ranges=ranges), function)
+        return update_wrapper(partial(function, scale=scale), function)
     module_name, _, name = path.partition(":")
     if not module_name or not name.isidentifier():
         raise ConfigError(f"should_accept_fn {EXPECTED}, got {path!r}")

@@ -5,7 +5,7 @@ Letter: G rollouts of one group.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from telescope_core.base.solved import reward_slack
 from telescope_core.base.types import Rollout
-from telescope_train.algorithms.advantages import equal_in_group
+from telescope_train.algorithms.advantages import equal_in_group, normalized
 from telescope_train.config.schema import TrainConfig
 
 
@@ -46,15 +46,52 @@ def raw_rewards(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
     return np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
 
 
-def scaled_rewards(
-    rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]
-) -> NDArray[np.float64]:
-    """Return [G] the rewards of a group, clipped and scaled to 0 to 1 if `ranges` has its range."""
-    # All rollouts of a group are of one example, so they share the environment and its range.
-    rewards_G = raw_rewards(rollouts)
-    if span := ranges.get(rollouts[0].environment):
-        rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
-    return rewards_G
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardScale:
+    """The scale on which rewards of a group are compared."""
+
+    ranges: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
+    """By environment: rewards are clipped to it, and scaled to 0 to 1."""
+    weights: Mapping[str, Mapping[str, float]] | None = None
+    """By environment: the factor of each part of its reward, by name, to compare rewards part by
+    part. A reward without known parts is one part. None = rewards are compared as a whole."""
+
+    def of(self, rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
+        """Return [G] the rewards of a group on this scale.
+
+        Part by part, each is normalized within the group before its weight multiplies it, so that
+        the weights alone decide how much a part counts, not how much it varies. Paper:
+        arXiv:2601.05242 (GDPO), section 3; its division over the batch belongs to the advantage.
+        """
+        if self.weights is None:
+            return self._as_a_whole(rollouts)
+        if len(rollouts) < 2:
+            return np.zeros(len(rollouts))
+        weights = self.weights.get(rollouts[0].environment)
+        if weights and all(rollout.rewards for rollout in rollouts):
+            # A part that a rollout was not given has added nothing to its reward.
+            parts = [
+                (weight, np.array([rollout.rewards.get(name, 0.0) for rollout in rollouts]))
+                for name, weight in weights.items()
+            ]
+        else:
+            parts = [(1.0, self._as_a_whole(rollouts))]
+        group_G = np.zeros(len(rollouts), dtype=np.int64)
+        added = [weight * normalized(part_G, group_G, "group") for weight, part_G in parts]
+        return np.sum(added, axis=0)
+
+    def _as_a_whole(self, rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
+        # All rollouts of a group are of one example, so they share the environment and its range.
+        rewards_G = raw_rewards(rollouts)
+        if span := self.ranges.get(rollouts[0].environment):
+            rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
+        return rewards_G
+
+
+def reward_scale(config: TrainConfig, weights: Mapping[str, Mapping[str, float]]) -> RewardScale:
+    """Return the scale that `config` asks for; `weights` are those of each environment's parts."""
+    by_part = config.algorithm.advantage_norm == "parts"
+    return RewardScale(ranges=configured_ranges(config), weights=weights if by_part else None)
 
 
 def is_match(rollouts: Sequence[Rollout]) -> bool:
@@ -68,21 +105,26 @@ def agents_of(rollouts: Sequence[Rollout]) -> set[str]:
 
 
 def taking_part(rollouts: Sequence[Rollout], agent: str) -> list[Rollout]:
-    """Return the rollouts in which `agent` took part, each with the reward of that agent."""
+    """Return the rollouts in which `agent` took part, each with the reward of that agent.
+
+    One that is the agent's own has no parts.
+    """
     return [
-        replace(rollout, reward=rollout.agent_rewards.get(agent, rollout.reward))
+        replace(rollout, reward=rollout.agent_rewards[agent], rewards={})
+        if agent in rollout.agent_rewards
+        else rollout
         for rollout in rollouts
         if any(turn.agent == agent for turn in rollout.turns)
     ]
 
 
-def is_told_apart(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> bool:
+def is_told_apart(rollouts: Sequence[Rollout], scale: RewardScale) -> bool:
     """Return whether any of the rewards that are compared in a group differ, but for rounding."""
     compared = [rollouts]
     if is_match(rollouts):
         compared += [taking_part(rollouts, agent) for agent in agents_of(rollouts)]
     return any(
-        not equal_in_group(scaled_rewards(part, ranges), np.zeros(len(part), dtype=np.int64)).all()
+        not equal_in_group(scale.of(part), np.zeros(len(part), dtype=np.int64)).all()
         for part in compared
         if part
     )

@@ -12,7 +12,7 @@ from telescope_train.algorithms import load_algorithm
 from telescope_train.config.schema import EnvironmentEntry, TrainConfig
 from telescope_train.rollouts.accept import load_accept_fn
 from telescope_train.rollouts.attempts import Attempts
-from telescope_train.rollouts.compared import configured_ranges
+from telescope_train.rollouts.compared import reward_scale
 from telescope_train.rollouts.draw import ExampleDraw, Source
 from telescope_train.rollouts.held_out import HeldOut, TrainingExamples, hold_out
 from telescope_train.rollouts.playing import PlaySettings, TrainingEnvironment
@@ -31,6 +31,11 @@ class Mix:
     held_out: Mapping[str, HeldOut]
     """By environment; only if an eval requires it."""
 
+    @property
+    def reward_weights(self) -> dict[str, Mapping[str, float]]:
+        """Name -> the factor of each part of the environment's reward; {} = not known."""
+        return {name: one.reward_weights for name, one in self.descriptions.items()}
+
 
 async def training_environments(
     config: TrainConfig,
@@ -41,7 +46,7 @@ async def training_environments(
     """Ask each environment for its description, and combine that with the config's overrides.
 
     `records` says by the name of an entry which environment it is: evals may use another name.
-    Raises ConfigError for rewards that the algorithm cannot take.
+    Raises ConfigError for rewards that the algorithm cannot take or take apart.
     """
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
     descriptions = dict(zip(clients, described, strict=True))
@@ -55,6 +60,13 @@ async def training_environments(
                 "take rewards below 0; give its [[environments]] entry a reward_min and a "
                 "reward_max, or use grpo"
             )
+    by_part = config.algorithm.advantage_norm == "parts"
+    if by_part and all(len(one.reward_weights) < 2 for one in descriptions.values()):
+        raise ConfigError(
+            f'advantage_norm = "parts" compares each part of a reward by itself, and '
+            f"{', '.join(descriptions)} has no reward that is a sum of parts (several methods with "
+            '@reward, and no compute_reward of its own); use advantage_norm = "group" or "batch"'
+        )
     held_out = await hold_out(config, clients, eval_clients, descriptions, records)
     return Mix(
         playing={
@@ -114,6 +126,7 @@ def make_sampler(
         for entry in config.environments
     ]
     accept = config.rollout.should_accept_fn
+    scale = reward_scale(config, mix.reward_weights)
     keeps_spares = accept is not None or bool(mix.held_out)
 
     def new_draw() -> ExampleDraw:
@@ -145,7 +158,7 @@ def make_sampler(
             play=PlaySettings(
                 rollout_timeout_s=config.rollout.rollout_timeout_s,
                 seed=config.run.seed if config.rollout.seed_sampling else None,
-                accept=load_accept_fn(accept, configured_ranges(config)) if accept else None,
+                accept=load_accept_fn(accept, scale) if accept else None,
             ),
         ),
         attempts,

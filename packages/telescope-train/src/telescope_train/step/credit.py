@@ -30,11 +30,11 @@ from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.config.schema import TrainConfig
 from telescope_train.rollouts.compared import (
     RewardRange,
+    RewardScale,
     agents_of,
-    configured_ranges,
     is_match,
     raw_rewards,
-    scaled_rewards,
+    reward_scale,
     taking_part,
 )
 from telescope_train.rollouts.mix import Mix
@@ -71,6 +71,16 @@ class CreditRules:
     declared: Mapping[str, RewardRange] = field(default_factory=dict[str, RewardRange])
     """Reward ranges that environments declare, by name. They are used only to report at which end
     of its range a group of equal rewards is."""
+    weights: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    """By environment: the factor of each part of its reward, for `advantage_norm` "parts"."""
+
+    @property
+    def norm(self) -> str:
+        """The `advantage_norm` of advantages; "batch" for parts, which the group has divided."""
+        norm = self.config.algorithm.advantage_norm
+        return "batch" if norm == "parts" else norm
 
 
 def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> CreditRules:
@@ -84,6 +94,7 @@ def credit_rules(config: TrainConfig, mix: Mix, *, vocab_size: int | None) -> Cr
             name: RewardRange(one.reward_min, one.reward_max)
             for name, one in mix.descriptions.items()
         },
+        weights=mix.reward_weights,
     )
 
 
@@ -134,15 +145,16 @@ def assign_credit(
         overlong=overlong_penalties(everything, section, rules.sampling),
         kl=kl_penalties or KlPenalties(),
     )
-    ranges = configured_ranges(config)
-    shaped = partial(_shaped, ranges=ranges, shaping=shaping)
+    scale = reward_scale(config, rules.weights)
+    shaped = partial(_shaped, scale=scale, shaping=shaping)
     rewards = {key: shaped(rollouts, None) for key, rollouts in usable.items()}
-    advantages = _advantages(rewards, rules.algorithm, section.advantage_norm)
+    advantages = _advantages(rewards, rules.algorithm, rules.norm)
+    whole = partial(_shaped, scale=RewardScale(ranges=scale.ranges), shaping=shaping)
     leaves_out = config.rollout.discard_group_zero_advantage and _divides_by_batch(rules)
     if leaves_out:
         # Zeros would lower the deviation, and the fewer groups teach, the larger would be the step.
         teaching = {key: rewards[key] for key, one in advantages.items() if one.any()}
-        advantages |= _advantages(teaching, rules.algorithm, section.advantage_norm)
+        advantages |= _advantages(teaching, rules.algorithm, rules.norm)
     by_rollout = {
         (key, rollout.index): advantage
         for key, rollouts in usable.items()
@@ -160,7 +172,7 @@ def assign_credit(
         # Compared with the whole batch, a reward at its mean teaches as much as one beside it.
         told_apart = advantages.keys()
     no_credit = too_few | {
-        key: _reason(usable[key], {**rules.declared, **ranges})
+        key: _reason(usable[key], {**rules.declared, **scale.ranges})
         for key, advantages_G in advantages.items()
         if not advantages_G.any() and key not in told_apart
     }
@@ -188,7 +200,7 @@ def assign_credit(
         filtered=filtered,
         metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
         | _count_rollouts(filtered, len(everything))
-        | {"rewards/outside_range": float(_num_outside(usable, ranges))}
+        | {"rewards/outside_range": float(_num_outside(usable, scale.ranges))}
         | {
             "turns/branched": branched_fraction(samples, trained),
             "turns/cut_continued": float(num_cuts_continued(trained)),
@@ -196,7 +208,7 @@ def assign_credit(
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
         | _spread("advantage", [one for r in trained for one in told[r.group_id, r.index]])
-        | _correlation(rewards, advantages)
+        | _correlation({key: whole(one, None) for key, one in usable.items()}, advantages)
         | _signal(groups, samples, rules.algorithm.weighting),
     )
 
@@ -243,7 +255,6 @@ class _BranchCredit:
             if key not in without and (self._rule == "per_agent" or key in self._matches)
         }
         agents = set[str]().union(*(agents_of(group) for group in compared.values()))
-        norm = rules.config.algorithm.advantage_norm
         for agent in sorted(agents):
             # Whether an agent takes part is decided by another one, so the rollouts without it are
             # no part of its baseline.
@@ -254,7 +265,7 @@ class _BranchCredit:
                 for key, group in played.items()
                 if len(group) >= max(1, rules.algorithm.min_group_size)
             }
-            for key, advantages_G in _advantages(rewards, rules.algorithm, norm).items():
+            for key, advantages_G in _advantages(rewards, rules.algorithm, rules.norm).items():
                 for one, advantage in zip(played[key], advantages_G.tolist(), strict=True):
                     self._of_agents[(key, one.index), agent] = advantage
                 if key in self._matches and advantages_G.any():
@@ -318,16 +329,16 @@ def _shaped(
     rollouts: Sequence[Rollout],
     agent: str | None,
     *,
-    ranges: Mapping[str, RewardRange],
+    scale: RewardScale,
     shaping: Shaping,
 ) -> NDArray[np.float64]:
-    """Return the shaped rewards of a group, scaled to 0 to 1 if the config gives the range.
+    """Return the rewards of a group on `scale`, with the penalties of `shaping`.
 
     `agent`: the one whose rewards `rollouts` have, if they are not those of all agents together.
     """
     # Shaping comes after scaling, so that a penalty means the same in all scaled environments. The
     # sum is not clipped again: rollouts at the lower end would lose their penalty.
-    return scaled_rewards(rollouts, ranges) + np.array([shaping.of(one, agent) for one in rollouts])
+    return scale.of(rollouts) + np.array([shaping.of(one, agent) for one in rollouts])
 
 
 def _advantages(
@@ -356,7 +367,7 @@ def _divides_by_batch(rules: CreditRules) -> bool:
 
     A group of equal rewards has no part in them, but for what it adds to that deviation.
     """
-    algorithm, norm = rules.algorithm, rules.config.algorithm.advantage_norm
+    algorithm, norm = rules.algorithm, rules.norm
     norm = norm if "advantage_norm" in algorithm.reads else algorithm.fixed_norm
     return norm == "batch" and algorithm.min_group_size > 1
 

@@ -24,8 +24,8 @@ def needs_whole_batch(config: TrainConfig) -> str | None:
         return "colocate is true: trainer and server take turns on the GPU"
     if algorithm.compares == "batch":
         return f"{algorithm.name} compares each reward with the whole batch"
-    if "advantage_norm" in algorithm.reads and section.advantage_norm == "batch":
-        return 'advantage_norm is "batch"'
+    if "advantage_norm" in algorithm.reads and section.advantage_norm != "group":
+        return f'advantage_norm is "{section.advantage_norm}"'
     if section.number_of_minibatches > 1:
         return "number_of_minibatches is above 1: each minibatch is a step of its own"
     if section.ppo_epochs > 1:
