@@ -130,7 +130,11 @@ def below():
 
 @task
 def several():
-    return plain(lambda state, _: {"right": 1, "length": len(state.output.completion) / 100})
+    def values(state, _):
+        return {"right": 1, "length": len(state.output.completion) / 100}
+
+    scorer = scored(values, answer="All that it said. " * 20)
+    return Task(dataset=river(), solver=generate(), scorer=scorer)
 
 
 @task
@@ -180,7 +184,7 @@ def exactly():
     return Task(
         dataset=river(),
         solver=steps,
-        scorer=scored(lambda state, _: float(state.output.completion == "Rhine")),
+        scorer=scored(lambda state, _: float(state.output.completion == "Rhine"), answer="Rhine"),
     )
 
 

@@ -246,6 +246,9 @@ def test_an_agent_of_inspect_is_played(odd):
 def test_thinking_is_no_part_of_an_answer_and_is_shown_again_as_it_was_said(odd):
     for rollout in odd["thinks"]:
         assert (rollout["error"], rollout["reward"]) == (None, 1.0)
+        # The answer that a scorer read is a vote in maj@k; a whole reply is none.
+        assert rollout["tags"]["answer"] == "Rhine"
+    assert "answer" not in odd["several"]["tags"]
     tagged, apart = [one["shown"][1][-1] for one in odd["thinks"]]
     assert tagged == ["assistant", "<think>\nElbe?\n</think>\n\nRhine", ""]
     assert apart == ["assistant", "Rhine", "Elbe?"]

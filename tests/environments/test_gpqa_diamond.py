@@ -3,6 +3,7 @@
 import csv
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from tests.environments.dataset_runs import (
@@ -12,7 +13,7 @@ from tests.environments.dataset_runs import (
     unplayed,
 )
 
-from telescope_core import Split
+from telescope_core import Message, Rollout, Split
 from telescope_core.errors import ConfigError
 from telescope_env_telescope_gpqa_diamond import GpqaDiamond
 from telescope_env_telescope_gpqa_diamond.choices import LETTERS, letter_in, question_of
@@ -195,3 +196,15 @@ def test_a_row_that_cannot_be_asked_is_one_message(change, facts):
     with pytest.raises(ConfigError) as refused:
         example_of({**row, **change})
     assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
+def test_the_letter_is_the_vote_of_a_reply():
+    with TABLE.open() as lines:
+        example = example_of(next(csv.DictReader(lines)))
+    environment = GpqaDiamond.from_settings({"path": str(TABLE)})
+    for text, letter in (("Answer: C", "C"), ("I do not know.", None)):
+        tags: dict[str, str] = {}
+        messages = (Message(role="assistant", content=text),)
+        said = Rollout(environment="it", example_id="e", group_id="g", index=0, messages=messages)
+        reward = environment.correct(said, example, SimpleNamespace(tags=tags))
+        assert (reward == 1.0, tags.get("answer")) == (example.answer == letter, letter)

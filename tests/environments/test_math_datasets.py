@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from tests.environments.dataset_runs import (
@@ -12,7 +13,7 @@ from tests.environments.dataset_runs import (
     unplayed,
 )
 
-from telescope_core import Split
+from telescope_core import Example, Split
 from telescope_core.errors import ConfigError, EnvironmentLoadError
 from telescope_env_telescope_math_datasets import MathDatasets
 from telescope_env_telescope_math_datasets.presets import PRESETS
@@ -151,7 +152,7 @@ def test_answers_of_three_digits_are_numbers():
     example = example_of({"problem": "How many?", "answer": "007"}, path="own")
     assert environment.gold_answer(example) == "\\boxed{007}"
     rewards = {
-        text: environment.correct(_said(text), example)
+        text: _graded(environment, text, example)
         for text in ("\\boxed{7}", "\\boxed{007}", "\\boxed{7.0}", "\\boxed{14/2}", "\\boxed{70}")
     }
     assert rewards == {
@@ -169,11 +170,11 @@ def test_the_form_that_a_preset_asks_for_counts():
     example = example_of({"problem": "How many?", "answer": "31"}, path="own")
     both = "Answer: 31\nAs a box, for a first guess: \\boxed{12}"
     assert (line.gold_answer(example), box.gold_answer(example)) == ("Answer: 31", "\\boxed{31}")
-    assert (line.correct(_said(both), example), box.correct(_said(both), example)) == (1.0, 0.0)
+    assert (_graded(line, both, example), _graded(box, both, example)) == (1.0, 0.0)
     own = MathDatasets.from_settings({"dataset": "gsm8k", "instruction": "End with Answer: N"})
-    assert own.correct(_said(both), example) == 1.0
+    assert _graded(own, both, example) == 1.0
     free = MathDatasets.from_settings({"dataset": "gsm8k", "instruction": ""})
-    assert free.correct(_said("\\boxed{12}, no.\nAnswer: 31"), example) == 1.0
+    assert _graded(free, "\\boxed{12}, no.\nAnswer: 31", example) == 1.0
 
 
 @pytest.mark.slow
@@ -183,13 +184,35 @@ def test_an_answer_that_cannot_be_read_is_counted():
     texts = ("\\boxed{31}", "\\boxed{30}", "", "\\boxed{31 kangaroos}", "\\boxed{31\\ln}")
     seen = {
         text: (
-            environment.correct(_said(text), example),
+            _graded(environment, text, example),
             environment.ungradable(_said(text), example),
         )
         for text in texts
     }
     environment.grader.close()
     assert seen == dict(zip(texts, [(1, 0), (0, 0), (0, 0), (0, 1), (0, 1)], strict=True))
+
+
+def test_answers_of_the_same_worth_vote_together():
+    environment = MathDatasets.from_settings({"dataset": "math500"})
+    example = example_of({"problem": "How many?", "answer": "\\frac{1}{2}"}, path="own")
+    boxes = ("\\frac12", "0.5", "50\\%", "3", "3.0", "x + 1", " x+1 ", "")
+    votes = {}
+    for inside in boxes:
+        tags: dict[str, str] = {}
+        environment.correct(
+            _said(f"\\boxed{{{inside}}}" if inside else "?"), example, SimpleNamespace(tags=tags)
+        )
+        votes[inside] = tags.get("answer")
+    environment.grader.close()
+    assert votes["\\frac12"] == votes["0.5"] == "1/2"
+    assert votes["3"] == votes["3.0"] == "3"
+    assert votes["x + 1"] not in (None, "3", "1/2")
+    assert votes[""] is None
+
+
+def _graded(environment: MathDatasets, text: str, example: Example) -> float:
+    return environment.correct(_said(text), example, SimpleNamespace(tags={}))
 
 
 def _said(text: str):

@@ -24,7 +24,14 @@ from telescope_core.base.collector import rare_collections
 from telescope_core.base.retries import MAX_LOST
 from telescope_core.errors import EndpointError, EnvironmentProcessError
 from telescope_core.evals import EvalFolder, EvalSettings, EvalStoppedError, run_eval
-from telescope_core.evals.result import counts_of, metric_lines, result_of, spent_in
+from telescope_core.evals.comparison import compare_results
+from telescope_core.evals.result import (
+    counts_of,
+    metric_lines,
+    result_of,
+    spent_in,
+    success_measures,
+)
 from telescope_core.evals.runner import reusable
 from telescope_core.evals.settings import check_split
 from telescope_core.in_process import InProcessEnvironment
@@ -96,6 +103,46 @@ async def test_a_metric_that_some_rollouts_lack_says_of_how_many_it_is_the_mean(
     rows = [replace(row, metrics={}) if row.index else row for row in rows]
     result = result_of(rows, asked, await opened().describe(), model="m", duration_s=1.0)
     assert metric_lines(result) == [("length", "of 2 rollouts", 1.5)]
+
+
+class Voting(Echo):
+    @reward
+    def correct(self, rollout, example, episode):
+        if rollout.completion_text:
+            episode.tags["answer"] = rollout.completion_text
+        return float(rollout.completion_text == example.prompt)
+
+
+async def test_rollouts_vote_with_the_answers_that_they_tell():
+    """Two of four are right and agree; the others do not. Silence is no answer, and no vote."""
+    asked = settings(num_examples=2, rollouts=4, ks=(1, 2, 3, 4), concurrency=1)
+    texts = iter(["0", "0", "8", "9", "7", "7", "", "1"])
+    result = await run_eval(opened(Voting), ScriptedClient(lambda _: next(texts)), asked)
+    assert [task.majority for task in result.tasks] == [
+        # Without one of the two that agree, the others are a tie: of three answers, or of two.
+        {3: pytest.approx((1 + 1 + 1 / 3 + 1 / 3) / 4), 4: 1.0},
+        {3: pytest.approx((0 + 0 + 1 / 2 + 1 / 2) / 4), 4: 0.0},
+    ]
+    assert list(result.majority_at) == [3, 4]
+    assert result.majority_at[4].mean == 0.5
+    assert result.majority_at[4].num_tasks == 2
+    names = ["pass@1", "pass@2", "pass@3", "pass@4", "maj@3", "maj@4", "pass^2", "pass^3", "pass^4"]
+    assert list(success_measures(result)) == names
+    found = {one.measure: one for one in compare_results(result, result).differences}
+    assert found["maj@4"].before == found["maj@4"].after == 0.5
+    assert found["maj@4"].num_tasks == 2
+
+
+async def test_without_answers_there_is_no_vote():
+    asked = settings(ks=(1, 3))
+    rows = []
+    result = await run_eval(opened(), ScriptedClient(odd_fails), asked, on_rollout=rows.append)
+    assert not result.majority_at
+    assert not any(task.majority for task in result.tasks)
+    # One that tells nothing is wrong where others of the eval do tell.
+    rows[0] = replace(rows[0], tags={"answer": "0"})
+    result = result_of(rows, asked, await opened().describe(), model="m", duration_s=1.0)
+    assert sorted(task.majority[3] for task in result.tasks) == [0.0, 0.0, 0.0, 1.0]
 
 
 class Parts(Echo):

@@ -1,6 +1,8 @@
 """Eval statistics against enumeration, tables and simulation."""
 
 import math
+from collections import Counter
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -14,6 +16,7 @@ from telescope_core.evals.distributions import (
     t_quantile,
 )
 from telescope_core.evals.stats import (
+    majority_at_k,
     mean_of_rewards,
     pass_all_k,
     pass_at_k,
@@ -35,6 +38,36 @@ def test_pass_at_k_and_pass_all_k_equal_enumeration_of_subsets(case):
     subsets = list(combinations(outcomes, k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
     assert pass_all_k(n, c, k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
+
+
+@st.composite
+def ballots(draw):
+    """Answers of up to 7 rollouts, each with whether it was solved; None is no answer."""
+    answers = draw(st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=7))
+    return [(answer, draw(st.booleans())) for answer in answers], draw(st.integers(1, len(answers)))
+
+
+@given(ballots())
+def test_majority_at_k_equals_enumeration_of_subsets(case):
+    given_answers, k = case
+    solved = {a: [ok for other, ok in given_answers if other == a] for a, _ in given_answers}
+    total, num_subsets = Fraction(0), 0
+    for subset in combinations([answer for answer, _ in given_answers], k):
+        num_subsets += 1
+        votes = Counter(answer for answer in subset if answer is not None)
+        winners = [a for a, count in votes.items() if count == max(votes.values())]
+        for winner in winners:
+            total += Fraction(sum(solved[winner]), len(solved[winner]) * len(winners))
+    votes = tuple((len(ok), sum(ok)) for answer, ok in solved.items() if answer is not None)
+    found = majority_at_k(votes, len(solved.get(None, [])), k)
+    assert found == pytest.approx(float(total / num_subsets))
+
+
+def test_a_majority_of_many_is_found_in_whole_numbers():
+    assert majority_at_k(((40, 40), (24, 0)), 0, 64) == 1.0
+    assert majority_at_k(tuple((1, int(i < 16)) for i in range(64)), 0, 33) == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="n=3, c=0, k=4"):
+        majority_at_k(((3, 3),), 0, 4)
 
 
 @given(counts())

@@ -18,9 +18,12 @@ from telescope_core.base.errors import (
     UnplayableError,
     unknown_name,
 )
+from telescope_core.base.types import ANSWER
 from telescope_core.environments.outcomes import finite
 
 _TRIAL_S = 20.0
+_MOST_OF_ANSWER = 200
+"""Characters of an answer that is taken for a vote; a longer one is a whole reply."""
 _ZEROS = ("i", "n", "no", "false")
 """Texts that inspect_ai converts to 0; it also converts every unknown text to 0."""
 
@@ -72,10 +75,14 @@ class InspectScores:
                 state.scores[name] = score
             values |= _by_name(name, score)
         numbers = {name: self._number(value) for name, value in values.items()}
+        tags = {name: str(values[name]) for name, value in numbers.items() if value is None}
+        answer = getattr(state.scores.get(self._first), "answer", None)
+        if isinstance(answer, str) and 0 < len(answer) <= _MOST_OF_ANSWER:
+            tags.setdefault(ANSWER, answer)
         return InspectScore(
             reward=self._reward(values, state),
             metrics={name: value for name, value in numbers.items() if value is not None},
-            tags={name: str(values[name]) for name, value in numbers.items() if value is None},
+            tags=tags,
         )
 
     async def tried(

@@ -116,7 +116,7 @@ ShuffleOption = Annotated[
 ]
 RolloutsOption = Annotated[int, typer.Option(help="Rollouts per example.")]
 KOption = Annotated[
-    str, typer.Option("--k", help="Values of k for pass@k and pass^k, such as 1,4.")
+    str, typer.Option("--k", help="Values of k for pass@k, pass^k and maj@k, such as 1,4.")
 ]
 SplitOption = Annotated[Split, typer.Option(help="Split to play.")]
 TemperatureOption = Annotated[

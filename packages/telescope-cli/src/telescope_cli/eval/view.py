@@ -27,6 +27,7 @@ from telescope_core.evals.result import (
     metric_lines,
     reward_parts,
     spent_in,
+    success_measures,
 )
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
@@ -178,11 +179,8 @@ def result_table(result: EvalResult) -> Table:
         _add_estimate(table, "reward, failures at minimum", result.reward_with_failures)
     for name, about, value in reward_parts(result):
         table.add_row(f"  {name}{about and f', {about}'}", format_metric(value), "", "")
-    for k, estimate in sorted(result.pass_at.items()):
-        _add_estimate(table, f"pass@{k}", estimate)
-    for k, estimate in sorted(result.pass_all.items()):
-        if k > 1:
-            _add_estimate(table, f"pass^{k}", estimate)
+    for name, estimate in success_measures(result).items():
+        _add_estimate(table, name, estimate)
     for name, about, value in metric_lines(result):
         table.add_row(f"{name}{about and f', {about}'}", format_metric(value), "", "")
     return table
@@ -205,7 +203,9 @@ def print_results(
     they are.
     """
     ks = sorted({k for _, result in rows if result is not None for k in result.pass_at}) or [1]
-    further = [f"pass@{k}" for k in ks[1:]] + [f"pass^{k}" for k in ks if k > 1]
+    measures = [success_measures(result) for _, result in rows if result is not None]
+    names = dict.fromkeys(name for one in measures for name in one)
+    further = [name for name in names if name != f"pass@{ks[0]}"]
     table = _table_of_results(heads, rows, ks[0], further)
     unlimited = console.options.update_width(_UNLIMITED_WIDTH)
     if not further or Measurement.get(console, unlimited, table).maximum <= console.width:
@@ -236,8 +236,7 @@ def _table_of_results(
 def _result_cells(result: EvalResult, k: int, further: Sequence[str]) -> list[str]:
     """Return pass@k, its interval, further measures, the mean reward and the number scored."""
     solved = result.pass_at.get(k)
-    measures = {f"pass@{k}": one for k, one in result.pass_at.items()}
-    measures |= {f"pass^{k}": one for k, one in result.pass_all.items()}
+    measures = success_measures(result)
     others = [measures.get(name) for name in further]
     return [
         f"{solved.mean:.3f}" if solved else "-",

@@ -29,6 +29,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 calls tools, or the endpoint's content filter stopped it."""
 CLUSTER = "cluster"
 """Tag of a rollout with the cluster of its example, if that has one."""
+ANSWER = "answer"
+"""Tag of a rollout with the answer that its grader read, one text for all that are equal: its vote
+in maj@k. A rollout without the tag has no vote."""
 LOST_TO = "lost_to"
 """Tag of a lost rollout: id of the rollout whose code ended, or blocked, the process of both."""
 UNGRADABLE = "ungradable"

@@ -101,7 +101,7 @@ class Comparison:
     """Two evals of one environment, compared over the examples that both scored."""
 
     differences: tuple[Difference, ...]
-    """One for each measure that both have: pass@k, pass^k, reward."""
+    """One for each measure that both have: pass@k, pass^k, maj@k, reward."""
     before: ComparedEval
     after: ComparedEval
     num_only_before: int
@@ -284,6 +284,12 @@ def _differences(
             name, rollouts = f"pass{sign}{k}", _rollouts_of(counted)
             clusters = _clusters_of(counted)
             found.append(paired_difference(name, *columns, rollouts=rollouts, clusters=clusters))
+    for k in sorted(set(before.majority_at) & set(after.majority_at)):
+        voted = [pair for pair in pairs if all(k in task.majority for task in pair)]
+        if voted:
+            columns = [[pair[i].majority[k] for pair in voted] for i in (0, 1)]
+            clusters = _clusters_of(voted)
+            found.append(paired_difference(f"maj@{k}", *columns, clusters=clusters))
     old_N, new_N = ([math.fsum(p[i].rewards) / len(p[i].rewards) for p in pairs] for i in (0, 1))
     low = min(before.reward_min, after.reward_min)
     high = max(before.reward_max, after.reward_max)

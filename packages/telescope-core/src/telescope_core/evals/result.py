@@ -15,6 +15,7 @@ from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.number_text import plural
 from telescope_core.base.solved import is_solved
 from telescope_core.base.types import (
+    ANSWER,
     CLUSTER,
     UNGRADABLE,
     EnvironmentDescription,
@@ -27,6 +28,7 @@ from telescope_core.base.types import (
 from telescope_core.evals.settings import EvalSettings
 from telescope_core.evals.stats import (
     Estimate,
+    majority_at_k,
     mean_of_rewards,
     success_rate,
 )
@@ -48,6 +50,9 @@ class TaskScore:
     """Rollouts without a reward."""
     cluster: str = ""
     """Cluster of the example; empty if it depends on no other."""
+    majority: Mapping[int, float] = field(default_factory=dict[int, float])
+    """k -> its maj@k, for each k above 2 that it has the rollouts for; empty if no rollout of the
+    eval told its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,9 @@ class EvalResult:
     """k -> pass@k over the tasks with at least k scored rollouts."""
     pass_all: Mapping[int, Estimate | None]
     """k -> pass^k over the same tasks."""
+    majority_at: Mapping[int, Estimate | None] = field(default_factory=dict[int, Estimate | None])
+    """k -> maj@k over the same tasks, for k above 2: a vote of two is one of one. Empty where no
+    rollout told its answer."""
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unweighted mean of each part of the reward over examples, as `reward` is; empty in results
     from before it was computed."""
@@ -222,6 +230,15 @@ def metric_lines(result: EvalResult) -> list[tuple[str, str, float]]:
     return lines
 
 
+def success_measures(result: EvalResult) -> dict[str, Estimate | None]:
+    """Return pass@k, maj@k and pass^k by name, without those that are pass@1 once more."""
+    return {
+        **{f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())},
+        **{f"maj@{k}": estimate for k, estimate in sorted(result.majority_at.items())},
+        **{f"pass^{k}": estimate for k, estimate in sorted(result.pass_all.items()) if k > 1},
+    }
+
+
 def format_tokens(mean: float | None) -> str:
     """Return a mean number of tokens as text; a dash where the endpoint did not count them."""
     return "-" if mean is None else f"{mean:.0f}"
@@ -303,7 +320,8 @@ def result_of(
     scored = [row for row in rows if _is_scored(row)]
     failed = [row for row in rows if not _is_scored(row)]
     groups = _by_task(rows)
-    tasks = tuple(_task_score(group, description.success_threshold) for group in groups)
+    ks = [k for k in settings.ks if k > 2] if any(ANSWER in row.tags for row in scored) else []
+    tasks = tuple(_task_score(group, description.success_threshold, ks) for group in groups)
     counts = [(len(task.rewards), task.num_solved) for task in tasks]
     clusters = [task.cluster for task in tasks]
     low, high = description.reward_min, description.reward_max
@@ -346,6 +364,13 @@ def result_of(
         reward_with_failures=mean_of_rewards(padded, minimum=low, maximum=high, clusters=clusters),
         pass_at={k: success_rate(counts, k, every=False, clusters=clusters) for k in settings.ks},
         pass_all={k: success_rate(counts, k, every=True, clusters=clusters) for k in settings.ks},
+        majority_at={
+            k: mean_of_rewards(
+                [[task.majority[k]] if k in task.majority else [] for task in tasks],
+                clusters=clusters,
+            )
+            for k in ks
+        },
         rewards=_means(
             [_means([row.rewards for row in group if _is_scored(row)]) for group in groups]
         ),
@@ -385,16 +410,26 @@ def _by_task(rows: Sequence[RolloutRow]) -> list[list[RolloutRow]]:
     return list(groups.values())
 
 
-def _task_score(group: Sequence[RolloutRow], threshold: float) -> TaskScore:
-    rewards = tuple(
-        row.reward for row in group if row.status is RolloutStatus.KEPT and row.reward is not None
-    )
+def _task_score(group: Sequence[RolloutRow], threshold: float, ks: Sequence[int]) -> TaskScore:
+    """Return the score of the rollouts of one example, with maj@k for `ks`."""
+    rewards: list[float] = []
+    votes: dict[str | None, tuple[int, int]] = {}
+    for row in group:
+        if row.status is RolloutStatus.KEPT and row.reward is not None:
+            rewards.append(row.reward)
+            given, solved = votes.get(row.tags.get(ANSWER), (0, 0))
+            solved += is_solved(row.reward, threshold)
+            votes[row.tags.get(ANSWER)] = (given + 1, solved)
+    num_solved = sum(solved for _, solved in votes.values())
+    without, _ = votes.pop(None, (0, 0))
+    cast_votes = tuple(sorted(votes.values()))
     return TaskScore(
         example_id=next((row.example_id for row in group if row.example_id), ""),
-        rewards=rewards,
-        num_solved=sum(is_solved(reward, threshold) for reward in rewards),
-        num_failed=sum(not _is_scored(row) for row in group),
+        rewards=tuple(rewards),
+        num_solved=num_solved,
+        num_failed=len(group) - len(rewards),
         cluster=next((row.tags[CLUSTER] for row in group if CLUSTER in row.tags), ""),
+        majority={k: majority_at_k(cast_votes, without, k) for k in ks if k <= len(rewards)},
     )
 
 

@@ -99,6 +99,41 @@ def pass_all_k(n: int, c: int, k: int) -> float:
     return math.comb(c, k) / math.comb(n, k)
 
 
+@lru_cache(maxsize=4096)
+def majority_at_k(votes: tuple[tuple[int, int], ...], num_without: int, k: int) -> float:
+    """Return the probability that the most frequent answer among k rollouts is right (maj@k).
+
+    `votes` has (rollouts, solved) for each different answer; `num_without` more rollouts gave none.
+    The k are drawn from all of them without replacement. Of several answers that are equally
+    frequent each is taken as often; one that was graded both ways is right in its share of solved
+    rollouts. Without any answer there is none that is right. Requires 1 <= k <= all rollouts.
+    Paper: arXiv:2203.11171 (self-consistency).
+    """
+    n = sum(count for count, _ in votes) + num_without
+    _require_counts(n, 0, k)
+    right = 0.0
+    for most in range(1, min(k, max((count for count, _ in votes), default=0)) + 1):
+        # (rollouts drawn so far, answers with `most` of them) -> ways, and ways times right ones.
+        drawn: dict[tuple[int, int], tuple[int, float]] = {(0, 0): (1, 0.0)}
+        for count, solved in votes:
+            after: dict[tuple[int, int], tuple[int, float]] = {}
+            for (size, tied), (ways, good) in drawn.items():
+                for taken in range(min(count, most, k - size) + 1):
+                    is_most = taken == most
+                    added = math.comb(count, taken)
+                    here = (size + taken, tied + is_most)
+                    before = after.get(here, (0, 0.0))
+                    share = ways * added * solved / count if is_most else 0.0
+                    after[here] = (before[0] + ways * added, before[1] + good * added + share)
+            drawn = after
+        right += math.fsum(
+            good * math.comb(num_without, k - size) / tied
+            for (size, tied), (_, good) in drawn.items()
+            if tied
+        )
+    return right / math.comb(n, k)
+
+
 def _require_counts(n: int, c: int, k: int) -> None:
     if not (1 <= k <= n and 0 <= c <= n):
         raise ValueError(f"expected 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")

@@ -15,6 +15,7 @@ from telescope_core.evals.result import (
     metric_lines,
     reward_parts,
     spent_in,
+    success_measures,
 )
 from telescope_core.records.files import write_text
 from telescope_core.records.rows import RolloutRow
@@ -85,13 +86,11 @@ def _code(result: EvalResult) -> str:
 
 
 def _estimates(result: EvalResult) -> str:
-    named = [(f"pass@{k}", estimate) for k, estimate in sorted(result.pass_at.items())]
-    named += [(f"pass^{k}", estimate) for k, estimate in sorted(result.pass_all.items()) if k > 1]
     rows = [
         IntervalRow(
             label=f"{name} ({counted(e.num_tasks, 'example')})", mean=e.mean, low=e.low, high=e.high
         )
-        for name, e in named
+        for name, e in success_measures(result).items()
         if e is not None
     ]
     if not rows:
@@ -111,7 +110,7 @@ def _estimates(result: EvalResult) -> str:
             x_range=span,
         )
         reward = html.figure("Mean reward", chart)
-    chart = interval_chart(rows, label="pass@k and pass^k with 95% intervals")
+    chart = interval_chart(rows, label="Shares of solved examples with 95% intervals")
     return (
         "<h2>Results</h2>"
         '<p class="soft">95% intervals, clustered by example; pass@k is estimated from all '

@@ -9,12 +9,13 @@ from telescope_core.records.eval_points import EvalPoint
 
 
 def eval_numbers(point: EvalPoint, result: EvalResult) -> dict[str, float]:
-    """Return rewards and pass@k with their 95% intervals, and counts, by name.
+    """Return rewards, pass@k and maj@k with their 95% intervals, and counts, by name.
 
     Unknown values, such as an interval of one task, are left out.
     """
     estimates: dict[str, Estimate | None] = {"reward": result.reward}
     estimates |= {f"pass@{k}": estimate for k, estimate in sorted(result.pass_at.items())}
+    estimates |= {f"maj@{k}": estimate for k, estimate in sorted(result.majority_at.items())}
     numbers: dict[str, float | None] = {
         "version": float(point.version),
         "lag_steps": float(point.lag_steps),

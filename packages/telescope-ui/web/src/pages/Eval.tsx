@@ -16,6 +16,7 @@ import { visible } from "../lib/visible.ts";
 
 /** Parameter of the page: what is searched in conversations. */
 const SAID = "ui.q";
+const MEASURES = [["pass_at", "pass@"], ["majority_at", "maj@"], ["pass_all", "pass^"]] as const;
 
 interface Flip {
   example_id: string;
@@ -123,13 +124,17 @@ function Result({ data }: { data: EvalPage }) {
       </p>
     );
   }
-  const passes = Object.entries((result["pass_at"] ?? {}) as Record<string, unknown>);
+  const passes = MEASURES.flatMap(([field, name]) =>
+    Object.entries((result[field] ?? {}) as Record<string, unknown>)
+      .filter(([k]) => field === "pass_at" || Number(k) > 1)
+      .map(([k, value]): [string, string] => [`${name}${k}`, interval(value)]),
+  );
   return (
     <Facts
       facts={[
         isAlone(data) ? ["Model", String(result["model"])] : ["Weights", data.version === null ? "-" : `version ${data.version}`],
         ["Reward", interval(result["reward"])],
-        ...passes.map(([k, value]): [string, string] => [`pass@${k}`, interval(value)]),
+        ...passes,
         ["Examples", formatNumber(result["num_tasks"] as number)],
         ["Rollouts", formatNumber(result["num_rollouts"] as number)],
         ["Failed", formatNumber(result["num_failed"] as number)],

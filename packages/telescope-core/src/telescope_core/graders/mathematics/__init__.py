@@ -12,12 +12,13 @@ from telescope_core.graders.mathematics.answers import (
 )
 from telescope_core.graders.mathematics.comparing import Verdict
 from telescope_core.graders.mathematics.grader import MathGrader, numbers_match
-from telescope_core.graders.mathematics.numbers import as_fraction
+from telescope_core.graders.mathematics.numbers import answer_key, as_fraction
 
 __all__ = [
     "AnswerForm",
     "MathGrader",
     "Verdict",
+    "answer_key",
     "as_fraction",
     "extract_answer",
     "final_answer",

@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from telescope_core import (
     EnvironmentConfig,
+    Episode,
     Example,
     ExampleSource,
     Rollout,
@@ -100,9 +101,12 @@ class GpqaDiamond(SingleTurnEnvironment):
         return f"Answer: {example.answer}"
 
     @reward
-    def correct(self, rollout: Rollout, example: Example) -> float:
-        """1 when the reply settles on the right letter."""
-        return float(letter_in(rollout.completion_text) == example.answer)
+    def correct(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
+        """1 when the reply settles on the right letter, which is its vote in maj@k."""
+        letter = letter_in(rollout.completion_text)
+        if letter:
+            episode.tags["answer"] = letter
+        return float(letter == example.answer)
 
     @metric
     def has_letter(self, rollout: Rollout, example: Example) -> float:

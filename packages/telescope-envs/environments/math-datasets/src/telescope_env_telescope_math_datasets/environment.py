@@ -3,12 +3,13 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
 from telescope_core import (
     EnvironmentConfig,
+    Episode,
     Example,
     ExampleSource,
     Message,
@@ -24,6 +25,7 @@ from telescope_core.graders.mathematics import (
     AnswerForm,
     MathGrader,
     Verdict,
+    answer_key,
     extract_answer,
     numbers_match,
 )
@@ -142,12 +144,17 @@ class MathDatasets(SingleTurnEnvironment):
         return extract_answer(rollout.completion_text, form=self.form)
 
     @reward
-    def correct(self, rollout: Rollout, example: Example) -> float:
-        """1 when the final answer is worth the same as the right one."""
+    def correct(self, rollout: Rollout, example: Example, episode: Episode[Any]) -> float:
+        """1 when the final answer is worth the same as the right one.
+
+        Answers of the same worth have one tag, by which they vote in maj@k.
+        """
         answer = self.answer_of(rollout)
-        if self.config.preset.wants_number:
-            return float(numbers_match(answer, example.answer))
-        return float(self.grader.are_equal(answer, example.answer))
+        are_equal = numbers_match if self.config.preset.wants_number else self.grader.are_equal
+        is_right = are_equal(answer, example.answer)
+        if vote := answer_key(example.answer if is_right else answer):
+            episode.tags["answer"] = vote
+        return float(is_right)
 
     @metric
     def has_answer(self, rollout: Rollout, example: Example) -> float:
