@@ -16,7 +16,6 @@ TINY = """
 model = "base"
 make_tiny_model = true
 output = "warm"
-number_of_steps = 6
 batch_size = 4
 """
 
@@ -26,8 +25,8 @@ def planned(tmp_path, monkeypatch):
     """Plan with these settings over those of a model that is yet to be made."""
     monkeypatch.chdir(tmp_path)
 
-    def plan(text: str, *flags: str):
-        (tmp_path / "sft.toml").write_text(TINY + text)
+    def plan(text: str, *flags: str, steps: str = "number_of_steps = 6\n"):
+        (tmp_path / "sft.toml").write_text(TINY + steps + text)
         before = sorted(tmp_path.rglob("*"))
         found = plan_sft(load_sft_config([tmp_path / "sft.toml"], flags))
         assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
@@ -85,6 +84,27 @@ def test_samples_that_are_too_long_are_counted_and_passes_are_over_those_that_ar
     assert left.longest < 40
     often = planned(settings, "--too_long", "drop", "--number_of_steps", "9000")
     assert "each sample 9,000 times" in render_sft_plan(often)
+
+
+def test_epochs_are_steps_over_the_samples_that_are_left(planned, tmp_path):
+    """9 are read, one is too long and one is held out: 7 a pass, in batches of 4."""
+    written(tmp_path / "rows.jsonl", *"abcdefgh", "i" * 60)
+    settings = 'dataset = "rows.jsonl"\nnum_held_out = 1\nseq_len = 40\ntoo_long = "drop"\n'
+    for given, num_steps in {"1": 2, "2": 4, "0.1": 1, "1.1": 2, "4": 7}.items():
+        plan = planned(settings, "--number_of_epochs", given, steps="")
+        assert (plan.num_samples, plan.num_steps) == (7, num_steps), given
+    with pytest.raises(ConfigError, match="number_of_steps and number_of_epochs both say"):
+        planned(settings, "--number_of_epochs", "2")
+    fit = {
+        ("--cooldown_steps", "5"): "cooldown_steps",
+        ("--warmup_steps", "5"): "warmup_steps",
+        ("--checkpoint_every", "5"): "checkpoint_every",
+    }
+    for flags, name in fit.items():
+        refused = rf"number_of_epochs = 2 over 7 samples is 4 steps of 4, and then: .*{name}"
+        with pytest.raises(ConfigError, match=refused):
+            planned(settings, "--number_of_epochs", "2", *flags, steps="")
+        assert planned(settings, "--number_of_epochs", "4", *flags, steps="").num_steps == 7
 
 
 def test_each_environment_shows_its_first_sample(planned, tmp_path_factory, monkeypatch):

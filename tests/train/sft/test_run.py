@@ -242,7 +242,13 @@ def trained(config_file: Path, output: Path, *flags: str, killed_at: int | None 
         if row.step == killed_at:
             raise Killed
 
-    short = ("--number_of_steps", "10", "--batch_size", "6", "--loss_log_every", "1")
+    short = ("--batch_size", "6", "--loss_log_every", "1")
+    if "--number_of_epochs" in flags:
+        text = config_file.read_text().replace("number_of_steps = 40", "")
+        config_file = output.with_name("epochs.toml")
+        config_file.write_text(text)
+    else:
+        short += ("--number_of_steps", "10")
     return run_sft(
         load_sft_config([config_file], [*short, "--output", str(output), *flags]), on_row=on_row
     )
@@ -287,7 +293,8 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
     assert len(rows_of(tmp_path / "b")) == 9
     with (tmp_path / "b-log" / "metrics.jsonl").open("a") as torn:
         torn.write('{"step":9,"nl')
-    resumed = trained(config_file, tmp_path / "b", *LATEST)
+    # 3 passes through 20 examples in batches of 6.
+    resumed = trained(config_file, tmp_path / "b", *LATEST, "--number_of_epochs", "3")
     found, expected = (load_file(one / "model.safetensors") for one in (resumed, straight))
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -306,8 +313,9 @@ def test_ten_steps_equal_five_and_a_resume_and_five(config_file, tmp_path):
         trained(config_file, tmp_path / "b", *SAVED)
     with pytest.raises(ConfigError, match="batch_size: 6 -> 7"):
         trained(config_file, tmp_path / "b", *LATEST, "--batch_size", "7")
-    with pytest.raises(ConfigError, match="raise number_of_steps"):
-        trained(config_file, tmp_path / "b", *LATEST)
+    for asked in ((), ("--number_of_epochs", "3")):
+        with pytest.raises(ConfigError, match="raise number_of_steps, or number_of_epochs"):
+            trained(config_file, tmp_path / "b", *LATEST, *asked)
     trained(config_file, tmp_path / "b", *LATEST, "--number_of_steps", "11")
     assert [row["step"] for row in rows_of(tmp_path / "b")] == list(range(12))
     other = ("--resume_from_checkpoint", str(saved / "step-000005"), "--learning_rate", "1e-3")

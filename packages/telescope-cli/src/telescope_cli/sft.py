@@ -87,18 +87,23 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} steps"),
+        TextColumn("{task.completed}{task.fields[of]} steps"),
         TimeElapsedColumn(),
         console=EscapingConsole(stderr=True),
         disable=is_quiet,
     )
-    task = progress.add_task("reading examples", total=config.number_of_steps)
+    # How many steps some epochs are is known once the examples are.
+    total = config.number_of_steps if config.number_of_epochs is None else None
+    of = "" if total is None else f"/{total}"
+    task = progress.add_task("reading examples", total=total, of=of)
 
     def show(row: "SftRow") -> None:
         rows.append(row)
         loss = row.metrics.get("loss/total")
         shown = f"loss {format_metric(loss)}, " if loss is not None else ""
-        progress.update(task, completed=row.step, description=f"{shown}accuracy {row.accuracy:.3f}")
+        about = f"{shown}accuracy {row.accuracy:.3f}"
+        total, of = row.num_steps, f"/{row.num_steps}"
+        progress.update(task, completed=row.step, description=about, total=total, of=of)
 
     def tell(line: str) -> None:
         progress.console.print(Text(line), soft_wrap=True)

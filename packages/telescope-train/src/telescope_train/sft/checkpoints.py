@@ -35,7 +35,8 @@ from telescope_train.sft.examples import GoldSamples
 
 MAY_DIFFER = frozenset(
     {
-        *("output", "make_tiny_model", "number_of_steps", "stop_at_accuracy", "loss_log_every"),
+        *("output", "make_tiny_model", "number_of_steps", "number_of_epochs"),
+        *("stop_at_accuracy", "loss_log_every"),
         *("learning_rate", "lr_scheduler", "warmup_steps", "cooldown_steps", "min_lr_ratio"),
         *("weight_decay", "grad_clip", "gradient_checkpointing", "activation_memory_gib"),
         *("entropy_chunk_size", "mixed_precision_dtype"),
@@ -180,16 +181,23 @@ def _checked(checkpoint: RunCheckpoint, config: SftConfig) -> RunCheckpoint:
             f"training can be resumed only with the model, examples, batch size and seed that it "
             f"had in {where!r}; restore these settings:\n" + "\n".join(changed)
         )
+    if config.number_of_epochs is None:
+        require_steps_left(checkpoint, config)
+    input_changes(checkpoint, _inputs(config))
+    require_start(checkpoint, how_to_go_on(config), samples=False)
+    return checkpoint
+
+
+def require_steps_left(checkpoint: RunCheckpoint, config: SftConfig) -> None:
+    """Raise ConfigError if `checkpoint` has all the steps of `config`, and its end is recorded."""
     # A kill after the last checkpoint leaves only the end to be recorded.
     is_left = checkpoint.step == config.number_of_steps and _is_unfinished(config)
     if checkpoint.step >= config.number_of_steps and not is_left:
         raise ConfigError(
-            f"{where!r} has {checkpoint.step} steps, and number_of_steps is "
-            f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps"
+            f"{str(checkpoint.path)!r} has {checkpoint.step} steps, and number_of_steps is "
+            f"{config.number_of_steps}, so nothing is left to do; raise number_of_steps, or "
+            "number_of_epochs if you gave that"
         )
-    input_changes(checkpoint, _inputs(config))
-    require_start(checkpoint, how_to_go_on(config), samples=False)
-    return checkpoint
 
 
 def _is_unfinished(config: SftConfig) -> bool:

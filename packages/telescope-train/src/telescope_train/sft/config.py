@@ -1,5 +1,6 @@
 """Every setting of `telescope sft`, the supervised warm start. Imports no torch."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from telescope_core.base.errors import ConfigError, unknown_name
+from telescope_core.base.number_text import counted
 from telescope_core.settings.config import load_config
 from telescope_train.backends import known_backends
 from telescope_train.backends.fsdp.layout import fsdp_layout
@@ -105,6 +107,9 @@ class SftConfig(Section):
     """Number of different examples to learn; null = 8192 gold answers, or the whole dataset."""
     number_of_steps: Count = 300
     """Optimizer steps."""
+    number_of_epochs: Positive | None = None
+    """Passes through the examples, instead of number_of_steps; the last batch is filled with
+    examples of the next pass."""
     batch_size: Count = 64
     """Examples in one step."""
     learning_rate: Positive = 2e-3
@@ -232,6 +237,13 @@ _FOREIGN = {
     **dict.fromkeys(("messages_key", "data.input_key"), "messages_field"),
     **dict.fromkeys(("output_dir", "default_local_dir", "export_path"), "output"),
     "max_steps": "number_of_steps",
+    **dict.fromkeys(
+        (
+            *("num_train_epochs", "num_epochs", "num_epoch", "epochs", "total_epochs", "n_epochs"),
+            *("max_num_epochs", "total_train_epochs", "trainer.total_epochs", "max_epochs"),
+        ),
+        "number_of_epochs",
+    ),
     "logging_steps": "loss_log_every",
     "truncation": "too_long",
     "truncation_mode": "too_long",
@@ -290,11 +302,9 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     names = [environment.name for environment in config.environments]
     if len(set(names)) != len(names):
         raise ConfigError(f"environments: each can be listed only once, got {', '.join(names)}")
-    if not was_set(config, "warmup_steps"):
-        left = max(0, config.number_of_steps - (config.cooldown_steps or 0))
-        config = decided(config, warmup_steps=min(config.warmup_steps, left))
-    if problems := settings_found(config).problems:
-        raise ConfigError("\n".join(problems))
+    if was_set(config, "number_of_steps") and was_set(config, "number_of_epochs"):
+        raise ConfigError("number_of_steps and number_of_epochs both say how long; remove one")
+    config = _fitting(config)
     model, output = Path(config.model).expanduser().resolve(), Path(config.output).resolve()
     if model.is_relative_to(output):
         raise ConfigError(
@@ -304,16 +314,54 @@ def load_sft_config(files: Sequence[Path], flags: Sequence[str] = ()) -> SftConf
     return config
 
 
+def _fitting(config: SftConfig) -> SftConfig:
+    """Return `config` with the warm-up that fits in; raises ConfigError for what does not fit."""
+    if not was_set(config, "warmup_steps") and config.number_of_epochs is None:
+        left = max(0, config.number_of_steps - (config.cooldown_steps or 0))
+        config = decided(config, warmup_steps=min(config.warmup_steps, left))
+    if problems := settings_found(config).problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def in_steps(config: SftConfig, num_samples: int) -> SftConfig:
+    """Return `config` with the steps that its epochs are, over `num_samples` samples.
+
+    Raises ConfigError for settings that do not fit them, which could not be known before.
+    """
+    epochs = config.number_of_epochs
+    if epochs is None:
+        return config
+    # 1.1 * 10 is not to be one step more than 11.
+    steps = max(1, math.ceil(round(epochs * num_samples / config.batch_size, 9)))
+    try:
+        return _fitting(decided(config, number_of_steps=steps, number_of_epochs=None))
+    except ConfigError as error:
+        raise ConfigError(
+            f"number_of_epochs = {epochs:g} over {num_samples:,} samples is "
+            f"{counted(steps, 'step')} of {config.batch_size}, and then: {error}"
+        ) from None
+
+
 def settings_found(config: SftConfig) -> Found:
     """Return settings that do not fit together, and settings that were given without effect."""
-    steps = checkpoint_problems(
-        checkpoint_section(config), config.number_of_steps, always_saves_last=False
-    )
     trackers = _tracker_problems(config)
-    found = sorted_out((*_source_problems(config), *_rank_problems(config), *trackers, *steps))
+    found = sorted_out(
+        (*_source_problems(config), *_rank_problems(config), *trackers, *_step_problems(config))
+    )
     problems = (_SECTION.sub("", problem) for problem in found.problems)
     redundant = (_SECTION.sub("", setting) for setting in found.redundant)
     return Found(problems=tuple(problems), redundant=tuple(redundant))
+
+
+def _step_problems(config: SftConfig) -> Iterator[str]:
+    """Yield what depends on the number of steps, which `in_steps` finds out from epochs."""
+    num_steps = config.number_of_steps
+    if config.number_of_epochs is not None:
+        return
+    yield from checkpoint_problems(checkpoint_section(config), num_steps, always_saves_last=False)
+    if config.train_backend in known_backends():
+        yield from rise_and_fall_problems(trainer_section(config), num_steps)
 
 
 def _tracker_problems(config: SftConfig) -> Iterator[str]:
@@ -337,7 +385,6 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
         yield str(unknown_name("train_backend", config.train_backend, known_backends()))
         return
     trainer = trainer_section(config)
-    yield from rise_and_fall_problems(trainer, config.number_of_steps)
     problems = list(section_problems(config.megatron, trainer, config.model_dtype))
     if config.train_backend == MEGATRON and not problems:
         device = machine_device()

@@ -79,7 +79,7 @@ def plan_sft(config: SftConfig) -> SftPlan:
     notes: list[str] = []
     with interrupts.taken():
         prepared = prepare(config, notes.append)
-    samples = prepared.samples
+    config, samples = prepared.config, prepared.samples
     sources = {sample.environment: sample for sample in reversed(samples.learnt)}
     shown = islice(reversed(sources.items()), _MOST_SOURCES)
     return SftPlan(

@@ -55,10 +55,11 @@ from telescope_train.sft.checkpoints import (
     moment_of,
     no_half_checkpoints,
     require_same_rows,
+    require_steps_left,
     resume_notes,
     sft_resume_point,
 )
-from telescope_train.sft.config import SftConfig, settings_found, trainer_section
+from telescope_train.sft.config import SftConfig, in_steps, settings_found, trainer_section
 from telescope_train.sft.examples import GoldSamples, dataset_samples, gold_samples
 from telescope_train.trainer.ranks import LocalRanks
 from telescope_train.trainer.ray_ranks import RayRanks
@@ -78,6 +79,8 @@ class SftRow:
 
     step: int
     """Number of steps taken."""
+    num_steps: int
+    """Number of steps of the whole training."""
     accuracy: float
     """Expected share of sampled answers that equal the gold one, on held-out examples."""
     metrics: dict[str, float]
@@ -112,7 +115,7 @@ def _run_sft(
 ) -> Path:
     output, folder = Path(config.output), log_folder(config).absolute()
     prepared = prepare(config, tell)
-    point = prepared.point
+    config, point = prepared.config, prepared.point
     goes_on = config.resume_from_checkpoint == LATEST
     run = RunFolder.begin(folder, name=output.name, has_ended_elsewhere=goes_on)
     try:
@@ -174,6 +177,8 @@ def _tracked(
 class PreparedSft:
     """What is read before anything is written."""
 
+    config: SftConfig
+    """The settings, with steps in place of epochs."""
     point: RunCheckpoint | None
     """The checkpoint to continue from; None = begin."""
     tokenizer: PreTrainedTokenizerBase
@@ -203,7 +208,10 @@ def prepare(config: SftConfig, tell: Callable[[str], None]) -> PreparedSft:
         raise ConfigError(problem)
     tokenizer = _tokenizer(config)
     samples = _samples(config, tokenizer, point, tell)
-    return PreparedSft(point=point, tokenizer=tokenizer, samples=samples)
+    in_all = in_steps(config, len(samples.learnt))
+    if point is not None and in_all is not config:
+        require_steps_left(point, in_all)
+    return PreparedSft(config=in_all, point=point, tokenizer=tokenizer, samples=samples)
 
 
 def _samples(
@@ -330,7 +338,12 @@ def _last_row(run: RunFolder, config: SftConfig, *, num_done: int) -> SftRow | N
     if not rows:
         return None
     metrics = {name: value for name, value in rows[-1].items() if name != "step"}
-    row = SftRow(step=num_done, accuracy=metrics["accuracy"], metrics=metrics)
+    row = SftRow(
+        step=num_done,
+        num_steps=config.number_of_steps,
+        accuracy=metrics["accuracy"],
+        metrics=metrics,
+    )
     is_enough = config.stop_at_accuracy is not None and row.accuracy >= config.stop_at_accuracy
     return row if is_enough or num_done == config.number_of_steps else None
 
@@ -429,7 +442,8 @@ async def _measure(
     recorded = {name: metrics[name] for name in RECORDED if name in metrics}
     recorded |= {f"accuracy/{name}": one.num_expected / one.num for name, one in found.items()}
     recorded |= {"accuracy": accuracy, "nll/held_out": nll, "time_s": time.monotonic() - started_s}
-    return SftRow(step=step, accuracy=accuracy, metrics=recorded)
+    num_steps = config.number_of_steps
+    return SftRow(step=step, num_steps=num_steps, accuracy=accuracy, metrics=recorded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
