@@ -127,6 +127,57 @@ def slow_steps(folder, num_steps, *, grad_clip=1.0) -> dict[str, np.ndarray]:
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
+def slow_muon_steps(folder, num_steps, *, grad_clip=1.0, decay=0.0) -> dict[str, np.ndarray]:
+    """As `slow_steps`, with Muon in float64 for each matrix of a layer, one at a time."""
+    model, rate = slow_model(folder), 1e-3
+    named = dict(model.named_parameters())
+    matrices = {
+        name: value
+        for name, value in named.items()
+        if ".layers." in name and value.ndim > 1 and not name.endswith("bias")
+    }
+    others = [value for name, value in named.items() if name not in matrices]
+    groups = [
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in others if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adam = torch.optim.AdamW(groups, lr=rate)
+    momenta = {name: np.zeros(value.shape) for name, value in matrices.items()}
+    for _ in range(num_steps):
+        model.zero_grad()
+        slow_backward(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+        adam.step()
+        for name, value in matrices.items():
+            gradient = value.grad.numpy()
+            momenta[name] = 0.95 * momenta[name] + 0.05 * gradient
+            nesterov = 0.95 * momenta[name] + 0.05 * gradient
+            weights = value.detach().numpy()
+            for part in parts_of(name, weights.shape):
+                update = slow_orthogonalized(nesterov[part])
+                scale = 0.2 * math.sqrt(max(update.shape))
+                weights[part] = weights[part] * (1 - rate * decay) - rate * scale * update
+    return {name: value.detach().numpy() for name, value in named.items()}
+
+
+def parts_of(name, shape) -> list[tuple]:
+    """Return the indices of the matrices in a parameter: experts, and gates and ups apart."""
+    half = shape[-2] // 2
+    rows = [slice(half), slice(half, None)] if "gate_up" in name else [slice(None)]
+    if len(shape) == 2:
+        return [(one,) for one in rows]
+    return [(expert, one) for expert in range(shape[0]) for one in rows]
+
+
+def slow_orthogonalized(matrix) -> np.ndarray:
+    """Five steps of the quintic, written with powers of the matrix times its transpose."""
+    x = matrix / max(np.sqrt((matrix**2).sum()), 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+    return x
+
+
 def slow_backward(model, *, is_supervised=False) -> None:
     """Add the gradient of all samples to `model`, one at a time; use_tis or log-likelihood."""
     chosen = samples()

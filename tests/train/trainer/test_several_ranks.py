@@ -38,6 +38,7 @@ from backend_cases import (  # noqa: E402
     samples,
     slow_facts,
     slow_gradient,
+    slow_muon_steps,
     slow_steps,
 )
 from rank_processes import run_jobs  # noqa: E402
@@ -111,6 +112,13 @@ HEADS = {
 }
 LORA = {"use_lora": True, "lora_rank": 3}
 ROUNDED = {"fsdp_replicate_size": 2, "optimizer": "adamw_bf16"}
+MUON = {"optimizer": "muon", "weight_decay": 0.1}
+BY_MUON = {
+    "muon-one": ("dense", 1, {}),
+    "muon-4": ("dense", 4, {}),
+    "muon-hsdp-2x2": ("dense", 4, {"fsdp_replicate_size": 2}),
+    "muon-qwen3_moe-2": ("qwen3_moe", 2, {}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +134,7 @@ def models(tiny, tmp_path_factory) -> dict[str, Path]:
 # Each is compared with the results of many jobs.
 gradient_of_one = cache(slow_gradient)
 steps_of_one = cache(slow_steps)
+muon_steps_of_one = cache(slow_muon_steps)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +152,10 @@ def ran(models, tmp_path_factory) -> Path:
     jobs |= {name: job(models[kind], *of, steps=1) for name, (kind, *of) in HEADS.items()}
     for name, (kind, *of) in ROUTED.items():
         jobs[name] = job(models[kind], *of, steps=1, routed=True)
+    for name, (kind, world_size, more) in BY_MUON.items():
+        jobs[name] = job(models[kind], world_size, MUON | more, saves=name == "muon-4")
+    state = str(folder / "muon-4" / "checkpoint")
+    jobs["muon-resumed"] = job(dense, 2, MUON, steps=2, load=state)
     jobs["float32"] = job(dense, 2, {}, dtype="float32")
     state = str(folder / "data-4" / "checkpoint")
     jobs["resumed"] = job(dense, 2, {}, steps=2, load=state)
@@ -209,6 +222,34 @@ def test_weights_after_three_steps_are_those_of_one_process(tiny, ran, name):
     begun = taken(ran / "one", "weights")
     moved = relative_difference(expected, begun)
     assert moved > 1e-3, "three steps are far more than the tolerance"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", [*BY_MUON, "muon-resumed"])
+def test_muon_takes_the_steps_of_one_process_on_any_ranks(models, ran, name):
+    """Rows of a matrix on several ranks, experts on one; one job resumes on fewer ranks."""
+    kind, *_ = BY_MUON.get(name, ("dense",))
+    after = muon_steps_of_one(models[kind], STEPS, **CLIP, decay=MUON["weight_decay"])
+    expected = {
+        part: one.numpy()
+        for parameter, value in after.items()
+        for part, one in as_in_files(parameter, torch.tensor(value), kind)
+    }
+    last, adam = taken(ran / name, "last"), steps_of_one(models[kind], STEPS, **CLIP)
+    assert relative_difference(last, expected) < 1e-8
+    if kind == "dense":
+        assert relative_difference(adam, expected) > 1e-3, "other steps are far outside"
+
+
+@pytest.mark.engine
+def test_muon_keeps_one_moment_of_a_matrix_and_ranks_divide_it(models, ran):
+    sizes = {name: value.size for name, value in gradient_of_one(models["dense"]).items()}
+    others = sum(size for name, size in sizes.items() if ".layers." not in name or "norm" in name)
+    for name, num_copies in (("muon-4", 1), ("muon-hsdp-2x2", 2)):
+        kept = [json.loads((ran / name / f"kept-{rank}.json").read_text()) for rank in range(4)]
+        moments = sum(one["moments"] for one in kept)
+        assert moments == num_copies * (sum(sizes.values()) + others)
+        assert max(one["moments"] for one in kept) < 1.02 * moments / 4
 
 
 @pytest.mark.engine

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from telescope_train.config.fields import Count, Index, NotNegative, Positive, Ratio, Section
 
-Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+Optimizer: TypeAlias = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 CheckpointingChoice: TypeAlias = Literal["full", "selective", "auto"]
 
 
@@ -37,7 +37,8 @@ class TrainerSection(Section):
     trainer_num_workers: Count = 1
     """Number of trainer processes (ranks); each one takes a GPU if there are GPUs."""
     optimizer: Optimizer = "adamw"
-    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
+    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao. `muon`: Muon
+    for the matrices of the layers, AdamW for the rest."""
     optimizer_cpu_offload: bool = False
     """Keep the moments of `adamw` in CPU memory and step there; needs a GPU."""
     gradient_checkpointing: bool | CheckpointingChoice = True
@@ -48,13 +49,15 @@ class TrainerSection(Section):
     """GiB that a rank may keep for a backward pass, with `gradient_checkpointing = "auto"`; null =
     what is left of its GPU, or half of what is free in the machine, divided among the ranks."""
     learning_rate: Positive = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate; the same for AdamW and Muon."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay; norms and biases have none."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and second moment; each at least 0 and below 1."""
     adam_eps: Positive = 1e-8
     """Added to the denominator of AdamW's update."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the only moment of matrices, with `optimizer = "muon"`."""
     grad_clip: NotNegative = 1.0
     """Largest global gradient norm; 0 = measure the norm but do not clip."""
     lr_scheduler: LearningRateShape = "constant"

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from telescope_train.backends.distributed_checkpoint import Saving, save_state, start_saving
 from telescope_train.backends.fsdp import state as fsdp_state
 from telescope_train.backends.fsdp.layout import fsdp_layout
+from telescope_train.backends.fsdp.muon import hidden_matrices
 from telescope_train.backends.fsdp.optimizer import make_optimizer, set_learning_rate
 from telescope_train.backends.fsdp.policy import ShardedPolicy, load_policy, load_reference
 from telescope_train.backends.fsdp.reference import AdaptersAside, FrozenCopy, Reference, load_moved
@@ -93,7 +94,11 @@ class FsdpBackend:
         self._reference = self._make_reference(loaded)
         # After sharding, because the optimizer holds the shards, not the parameters as loaded.
         self._optimizer = make_optimizer(
-            self._policy.parameters(), settings.trainer, device, seed=settings.seed
+            self._policy.parameters(),
+            settings.trainer,
+            device,
+            seed=settings.seed,
+            matrices=hidden_matrices(self._policy.lm),
         )
         self._progress = Progress()
 

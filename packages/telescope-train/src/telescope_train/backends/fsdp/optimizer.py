@@ -1,5 +1,7 @@
 """The optimizers of `trainer.optimizer`: AdamW with moments of 32, 16 or 8 bits, or on the CPU.
 
+Muon, whose other half is AdamW, has a module of its own.
+
 Weights keep their own dtype (`model_dtype`) in all of them. Weight decay applies to matrices only,
 not to norms and biases, as is usual for transformers. Paper: arXiv:1711.05101, algorithm 2.
 Deviation: where moments are kept, and their dtype.
@@ -7,13 +9,14 @@ Deviation: where moments are kept, and their dtype.
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from telescope_core.base.errors import ConfigError
+from telescope_train.backends.fsdp.muon import Muon
 from telescope_train.backends.fsdp.sharding import local_part, shard_place
 from telescope_train.config.trainer_section import TrainerSection
 from telescope_train.models.rounding import round_at_random
@@ -31,10 +34,12 @@ def make_optimizer(
     device: torch.device,
     *,
     seed: int,
+    matrices: Mapping[torch.nn.Parameter, tuple[int, ...]] | None = None,
 ) -> torch.optim.Optimizer:
     """Return the optimizer of those of `parameters` that are trained.
 
-    `seed` is the same on all ranks; what rounds at random draws from it.
+    `seed` is the same on all ranks; what rounds at random draws from it. `matrices`: those that
+    Muon is for, with the rows of the matrices that are fused in each.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
@@ -50,6 +55,9 @@ def make_optimizer(
     }
     if trainer.optimizer_cpu_offload:
         return OffloadedAdamW(groups, **arguments)
+    if trainer.optimizer == "muon":
+        momentum = trainer.muon_momentum
+        return Muon(groups, matrices or {}, momentum=momentum, device=device, **arguments)
     if trainer.optimizer == "adamw_bf16":
         return LowPrecisionAdamW(groups, seed=seed, **arguments)
     if trainer.optimizer == "adamw_8bit":
