@@ -107,6 +107,11 @@ ANSWERS = {
     "teacher.train.optimizer.lr": "there is no distillation",
     "num_generations_eval": "'rollouts' (of each [[evals]] entry)",
     "packing_strategy": "it is always done",
+    "optim.mu": "trainer.muon_momentum",
+    "actor.muon.momentum": "trainer.muon_momentum",
+    "actor.muon.lr": "trainer.learning_rate",
+    "muon_num_ns_steps": "optimizer = 'muon'",
+    "optim_args": "or Muon with AdamW",
     "logging_strategy": "a line of metrics",
     "do_predict": "`telescope eval` evaluates",
 }

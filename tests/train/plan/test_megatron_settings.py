@@ -70,6 +70,7 @@ TWO, FOUR = {"trainer": {"trainer_num_workers": 2}}, {"trainer": {"trainer_num_w
         ),
         ({"trainer": {"use_lora": True}}, "use_lora.*fsdp", {"trainer": {}}),
         ({"trainer": {"optimizer": "adamw_bf16"}}, "adamw_bf16.*fsdp", {"trainer": {}}),
+        ({"trainer": {"optimizer": "muon"}}, "'muon'.*fsdp.*use 'adamw'", {"trainer": {}}),
         ({"trainer": {"compile": True}}, "compile", {"trainer": {}}),
         (
             {"trainer": {"gradient_checkpointing": False}},

@@ -136,6 +136,13 @@ def test_every_setting_is_read_by_the_trainer():
             "trainer.optimizer_cpu_offload works with optimizer = 'adamw'",
         ),
         (
+            ["--optimizer_cpu_offload", "--optimizer", "muon"],
+            "trainer.optimizer_cpu_offload works with optimizer = 'adamw', got 'muon'",
+        ),
+        (["--use_lora", "--optimizer", "muon"], "use 'adamw', or remove use_lora"),
+        (["--muon_momentum", "0.9"], "trainer.muon_momentum has no effect without optimizer"),
+        (["--muon_momentum", "1.0", "--optimizer", "muon"], "muon_momentum"),
+        (
             ["--optimizer_cpu_offload", "--fsdp_cpu_offload"],
             "trainer.optimizer_cpu_offload has no effect with fsdp_cpu_offload",
         ),

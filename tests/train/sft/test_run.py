@@ -207,6 +207,8 @@ async def test_gold_answers_are_learned_behind_the_tools_that_rollouts_are_offer
             [*MEGATRON, "--megatron_optimizer_cpu_offload", "true"],
             "^megatron_optimizer_cpu_offload.*GPU",
         ),
+        (["--use_lora", "true", "--optimizer", "muon"], "^optimizer = 'muon'.*use_lora"),
+        (["--optimizer", "muon", "--muon_momentum", "0.9"], "'muon_momentum'.*by default"),
         ([*MEGATRON, "--optimizer", "adamw_bf16"], "^optimizer = 'adamw_bf16'.*fsdp"),
         (
             [*MEGATRON, "--use_lora", "true"],

@@ -187,6 +187,8 @@ _OPTIMIZER = {
     """: "warmup_steps: in optimizer steps",
     "adam_beta1 adam_beta2 beta1 beta2 betas betas1 betas2": "adam_betas: the list of both",
     "adam_epsilon adam.eps optimizer.eps kwargs.eps optim.eps": "adam_eps",
+    "muon.momentum optim.mu optim_args.momentum": "muon_momentum",
+    "muon.lr": "learning_rate: of optimizer = 'muon' too",
     "l2": "weight_decay",
     "optimizer.name optim optimizer_type optimizer.type optim.type optimizer_impl": "optimizer",
     "lr_wsd_decay_steps num_decay_steps": "cooldown_steps",
@@ -570,11 +572,18 @@ _NO_EQUAL = {
         router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff moe_router_load_balancing_type
     """: "routers of experts are trained by the loss of the algorithm alone",
     """
-        muon.** muon_momentum muon_nesterov muon_num_ns_steps muon_scale_mode optim_args
-        optim_target_modules adafactor_scale_parameter adafactor_relative_step
+        muon.* muon_nesterov muon_num_ns_steps muon_scale_mode muon_split_qkv
+        muon_extra_scale_factor muon_tp_mode muon_fp32_matmul_prec
+    """: (
+        "with optimizer = 'muon', an update is five Newton-Schulz steps of Nesterov momentum, each "
+        "projection apart, at the size of AdamW's: learning_rate and weight_decay carry over"
+    ),
+    """
+        optim_args optim_target_modules adafactor_scale_parameter adafactor_relative_step
         override_optimizer_config
     """: (
-        "optimizers are forms of AdamW, set by learning_rate, adam_betas, adam_eps and weight_decay"
+        "optimizers are forms of AdamW, or Muon with AdamW, set by learning_rate, adam_betas, "
+        "adam_eps, muon_momentum and weight_decay"
     ),
     "evals.stop": "an evaluation stops at the texts of stop in [rollout]",
     "enable_ema ema_beta": "no average of weights is kept; checkpoints have those of their step",

@@ -28,6 +28,9 @@ LoraTargets: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """All matrices of the decoder layers of Llama, Qwen, Mistral and models built like them."""
 
+MUON_BATCH_VALUES = 2**24
+"""Values that a rank orthogonalizes at one time, if they are of more than one matrix."""
+
 
 class TrainerSection(Section):
     """The optimizer and the trainer processes."""

@@ -35,6 +35,8 @@ class ModelFacts:
     head: of a mixture, those of the experts that it is sent to."""
     num_head_parameters: int | None = None
     """Values in the matrix of the output head, whether or not it is tied."""
+    num_matrix_parameters: int | None = None
+    """Values in the matrices of all layers, those of all experts included."""
     attention_width: int | None = None
     """Heads times their size, summed over all layers."""
     num_layers: int | None = None
@@ -140,6 +142,7 @@ def facts_of(config: Mapping[str, object]) -> ModelFacts:
         hidden_size=hidden,
         num_body_parameters=None if mlps is None else rest + mlps.met,
         num_head_parameters=vocab_size * hidden,
+        num_matrix_parameters=None if mlps is None else layers * attention + mlps.kept,
         attention_width=layers * heads * head_dim,
         num_layers=layers,
         num_heads=heads,

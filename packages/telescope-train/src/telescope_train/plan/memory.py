@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from telescope_train.backends.megatron.layout import megatron_layout
 from telescope_train.cluster.rank_layout import RankLayout
 from telescope_train.config.schema import TrainConfig
-from telescope_train.config.trainer_section import MegatronSection
+from telescope_train.config.trainer_section import MUON_BATCH_VALUES, MegatronSection
 from telescope_train.models.device import Device, compute_dtype
 from telescope_train.models.facts import ModelFacts
 from telescope_train.models.recomputed_layers import LayerBytes
@@ -22,8 +22,9 @@ ACTIVATIONS = "activations"
 GATHERED = "gathered weights"
 ROUNDED = "weights as layers compute"
 LOGITS = "logits"
+PRODUCTS = "Muon's products"
 _MOMENT_BYTES = {"adamw_bf16": 4, "adamw_8bit": 2}
-"""Bytes of both moments of one parameter; in plain AdamW they have the dtype of the weights."""
+"""Bytes of both moments of one parameter; in others they have the dtype of the weights."""
 _WIDTHS_KEPT = {"full": 1.0, "auto": 1.0, "selective": 6.0}
 """Memory of a layer for the backward pass of a token, in widths of the hidden state."""
 
@@ -65,17 +66,24 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
     # Each copy of the model is divided among its own ranks.
     shards = config.trainer.trainer_num_workers // config.trainer.fsdp_replicate_size
     logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
-    state = _training_state(config, facts.num_parameters // shards, compute)
+    num_matrix = (facts.num_matrix_parameters or 0) // shards
+    state = _training_state(config, facts.num_parameters // shards, compute, num_matrix=num_matrix)
     if device == "cuda":
         state = [part for part in state if not _is_in_cpu_memory(part[0], config)]
+    passing = (
+        *((GATHERED, size) for size in _gathered(facts, compute, shards)),
+        *((ACTIVATIONS, size) for size in _activations(config, facts, compute)),
+        (LOGITS, logits),
+    )
+    # Products begin when what passes is gone, so only the rest adds to the peak.
+    products = _products(config, facts, device) - sum(size for _, size in passing)
     return MemoryPlan(
         process="trainer rank",
         parts=(
             *state,
             *((ROUNDED, size) for size in _rounded(config, facts, compute, shards)),
-            *((GATHERED, size) for size in _gathered(facts, compute, shards)),
-            *((ACTIVATIONS, size) for size in _activations(config, facts, compute)),
-            (LOGITS, logits),
+            *passing,
+            *([(PRODUCTS, products)] if products > 0 else []),
         ),
     )
 
@@ -159,7 +167,7 @@ def smallest_cache_bytes(config: TrainConfig, facts: ModelFacts, limit: int) -> 
 
 def resident_bytes(config: TrainConfig, rank: MemoryPlan) -> int:
     """Return the bytes on a rank's GPU between steps, without gradients and activations."""
-    passing = {ACTIVATIONS, GATHERED, LOGITS, ROUNDED, "gradients"}
+    passing = {ACTIVATIONS, GATHERED, LOGITS, PRODUCTS, ROUNDED, "gradients"}
     return sum(size for name, size in rank.parts if name not in passing)
 
 
@@ -227,20 +235,37 @@ def layer_bytes(config: TrainConfig, facts: ModelFacts, compute: int) -> LayerBy
     )
 
 
+def _products(config: TrainConfig, facts: ModelFacts, device: Device) -> int:
+    """Return the bytes in which Muon orthogonalizes matrices, at most a batch or the largest one.
+
+    At once there are the rows that are sent, the matrices, two results of a product, two squares
+    and the update, of which rows and update are in the dtype of the weights too.
+    """
+    if config.trainer.optimizer != "muon" or config.trainer.use_lora:
+        return 0
+    size = BYTES_PER_VALUE[config.model.model_dtype]
+    largest = (facts.hidden_size or 0) * (facts.ffn_size or 0)
+    values = min(max(largest, MUON_BATCH_VALUES), facts.num_matrix_parameters or 0)
+    return values * (2 * size + 6 * (2 if device == "cuda" else 4))
+
+
 def _training_state(
-    config: TrainConfig, num_parameters: int, compute: int
+    config: TrainConfig, num_parameters: int, compute: int, *, num_matrix: int = 0
 ) -> list[tuple[str, int]]:
     """Return a rank's memory of the model between steps, without adapters, which are small.
 
-    `compute`: bytes of a number in the dtype that layers compute in.
+    `compute`: bytes of a number in the dtype that layers compute in. `num_matrix`: those of the
+    parameters that are in matrices of layers, of which Muon keeps one moment.
     """
     trainer = config.trainer
     size = BYTES_PER_VALUE[config.model.model_dtype]
     weights = size * num_parameters
     if trainer.use_lora:
         return [("frozen weights", weights)]
-    moments = 2 * size if trainer.optimizer == "adamw" else _MOMENT_BYTES[trainer.optimizer]
-    parts = [("weights", weights), ("gradients", weights), ("Adam", moments * num_parameters)]
+    moments = _MOMENT_BYTES.get(trainer.optimizer, 2 * size) * num_parameters
+    if trainer.optimizer == "muon":
+        moments -= size * num_matrix
+    parts = [("weights", weights), ("gradients", weights), ("Adam", moments)]
     if config.algorithm.needs_reference:
         parts.append(("reference model", compute * num_parameters))
     return parts

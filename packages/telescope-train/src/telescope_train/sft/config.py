@@ -45,6 +45,7 @@ from telescope_train.plan.checks.trainer import (
     LORA_FIELDS,
     activation_problems,
     checkpoint_problems,
+    muon_problems,
     rise_and_fall_problems,
 )
 
@@ -113,9 +114,10 @@ class SftConfig(Section):
     batch_size: Count = 64
     """Examples in one step."""
     learning_rate: Positive = 2e-3
-    """Peak learning rate of AdamW."""
+    """Peak learning rate; the same for AdamW and Muon."""
     optimizer: Optimizer = "adamw"
-    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao."""
+    """AdamW with moments of 32, 16 or 8 bits; `adamw_8bit` needs a GPU and torchao. `muon`: Muon
+    for the matrices of the layers, AdamW for the rest."""
     lr_scheduler: LearningRateShape = "cosine"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Index = 10
@@ -288,7 +290,10 @@ _NO_EQUAL = {
         "a training is called as its folder output, also in trackers",
     ),
     **dict.fromkeys(
-        ("adam_beta1", "adam_beta2", "adam_betas", "betas", "adam_epsilon", "adam_eps", "adam.eps"),
+        (
+            *("adam_beta1", "adam_beta2", "adam_betas", "betas"),
+            *("adam_epsilon", "adam_eps", "adam.eps", "muon_momentum", "muon.momentum", "optim.mu"),
+        ),
         "it is what [trainer] of `telescope train` has by default",
     ),
 }
@@ -385,6 +390,7 @@ def _rank_problems(config: SftConfig) -> Iterator[str]:
         yield str(unknown_name("train_backend", config.train_backend, known_backends()))
         return
     trainer = trainer_section(config)
+    yield from muon_problems(trainer)
     problems = list(section_problems(config.megatron, trainer, config.model_dtype))
     if config.train_backend == MEGATRON and not problems:
         device = machine_device()

@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from telescope_train.backends.fsdp.sharding import decoder_layers, local_part, shard_place
+from telescope_train.config.trainer_section import MUON_BATCH_VALUES
 
 T = TypeVar("T")
 
@@ -31,8 +32,6 @@ NUM_ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 UPDATE_SIZE = 0.2
 """Root mean square of the elements of an update, at a learning rate of 1: as AdamW's."""
-BATCH_VALUES = 2**24
-"""Values that a rank orthogonalizes at one time, if they are of more than one matrix."""
 
 
 def orthogonalize(matrices_KRC: Tensor) -> Tensor:
@@ -149,7 +148,7 @@ def make_plan(parameters: Sequence[Tensor], fused: Sequence[tuple[int, ...]]) ->
             else:
                 # FSDP divides a stack by experts, so that each is whole on some rank.
                 count = local.shape[0] if local.ndim == 3 else 1
-                step = max(1, BATCH_VALUES // (rows * columns))
+                step = max(1, MUON_BATCH_VALUES // (rows * columns))
                 stacks += [
                     Stack(number, start, min(start + step, count), first, (rows, columns))
                     for start in range(0, count, step)
@@ -182,11 +181,11 @@ def deal(matrices: Sequence[Matrix], num_ranks: int) -> Iterator[Round]:
 
 
 def _cut(sized: Iterable[tuple[T, int]]) -> Iterator[tuple[T, ...]]:
-    """Yield rows of neighbors, as long as `BATCH_VALUES` allows."""
+    """Yield rows of neighbors, as long as `MUON_BATCH_VALUES` allows."""
     batch: list[T] = []
     total = 0
     for one, size in sized:
-        if batch and total + size > BATCH_VALUES:
+        if batch and total + size > MUON_BATCH_VALUES:
             yield tuple(batch)
             batch, total = [], 0
         batch.append(one)

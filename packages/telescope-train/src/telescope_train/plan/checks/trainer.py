@@ -28,6 +28,7 @@ def trainer_problems(config: TrainConfig) -> Iterator[str]:
     yield from rise_and_fall_problems(section, config.num_optimizer_steps)
     yield from _checkpointing_problems(section)
     yield from _lora_problems(config)
+    yield from muon_problems(section)
     yield from _fsdp_problems(section)
     last_port = config.inference.inference_base_port + config.inference.inference_num_workers - 1
     if last_port > 65535:
@@ -76,6 +77,18 @@ def activation_problems(section: TrainerSection) -> Iterator[str]:
         yield (
             "trainer.activation_memory_gib has no effect without gradient_checkpointing = 'auto'; "
             "set that, or remove activation_memory_gib"
+        )
+
+
+def muon_problems(section: TrainerSection) -> Iterator[str]:
+    """Yield a message for each setting that does not fit `optimizer`."""
+    if section.optimizer != "muon":
+        why = "without optimizer = 'muon'; set that, or remove muon_momentum"
+        yield from unused(section, "trainer.muon_momentum", why)
+    elif section.use_lora:
+        yield (
+            "trainer.optimizer = 'muon' gives the change of a whole matrix its shape, and use_lora "
+            "trains two factors, whose product has another; use 'adamw', or remove use_lora"
         )
 
 
