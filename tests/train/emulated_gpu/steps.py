@@ -55,7 +55,8 @@ def settings_of(case, kind):
         settings = replace(settings, model=settings.model.model_copy(update=halves))
     elif case == "loaded whole":
         section = AlgorithmSection(kl_penalty_tau=0.1, use_tis=True)
-        settings = replace(backend_settings(WHOLE, **alone), algorithm=section)
+        settings = backend_settings(WHOLE, optimizer="muon", **alone)
+        settings = replace(settings, algorithm=section)
         settings = replace(settings, model=settings.model.model_copy(update=halves))
     else:
         # Of a CPU, the optimizer cannot be moved there.

@@ -66,6 +66,13 @@ def test_a_gpu_is_waited_for_when_numbers_are_read_alone(told, case):
 
 
 @pytest.mark.slow
+def test_no_product_of_muon_waits_for_the_gpu(told):
+    waits = told["loaded whole"]["waits"]
+    assert waits
+    assert not [one for one in waits if "muon" in one]
+
+
+@pytest.mark.slow
 def test_layers_in_16_bits_attend_by_varlen_kernels_to_prefixes_that_are_computed_once(told):
     assert told["bfloat16"]["attention"] == "varlen"
     assert told["bfloat16"]["shares"]

@@ -49,7 +49,7 @@ def orthogonalize(matrices_KRC: Tensor) -> Tensor:
     wide = wide / norms.clamp_(min=SMALLEST_NORM).to(wide.dtype)
     first, third, fifth = COEFFICIENTS
     for _ in range(NUM_ITERATIONS):
-        square = wide @ wide.mT
+        square = torch.bmm(wide, wide.mT)
         factor = torch.baddbmm(square, square, square, beta=third, alpha=fifth)
         wide = torch.baddbmm(wide, factor, wide, beta=first)
     return wide.mT.contiguous() if is_tall else wide
