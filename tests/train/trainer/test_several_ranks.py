@@ -249,6 +249,8 @@ def test_muon_keeps_one_moment_of_a_matrix_and_ranks_divide_it(models, ran):
         kept = [json.loads((ran / name / f"kept-{rank}.json").read_text()) for rank in range(4)]
         moments = sum(one["moments"] for one in kept)
         assert moments == num_copies * (sum(sizes.values()) + others)
+        if num_copies == 2:
+            assert [one["bits"] for one in kept[:2]] == [one["bits"] for one in kept[2:]]
         assert max(one["moments"] for one in kept) < 1.02 * moments / 4
 
 

@@ -263,9 +263,10 @@ def _training_state(
     if trainer.use_lora:
         return [("frozen weights", weights)]
     moments = _MOMENT_BYTES.get(trainer.optimizer, 2 * size) * num_parameters
+    name = "Adam"
     if trainer.optimizer == "muon":
-        moments -= size * num_matrix
-    parts = [("weights", weights), ("gradients", weights), ("Adam", moments)]
+        name, moments = "Muon and Adam", moments - size * num_matrix
+    parts = [("weights", weights), ("gradients", weights), (name, moments)]
     if config.algorithm.needs_reference:
         parts.append(("reference model", compute * num_parameters))
     return parts

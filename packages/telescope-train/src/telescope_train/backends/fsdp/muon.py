@@ -197,7 +197,8 @@ def _cut(sized: Iterable[tuple[T, int]]) -> Iterator[tuple[T, ...]]:
 class Muon(torch.optim.AdamW):
     """Muon for `matrices`, with the rows of those fused in each; torch's AdamW for the others.
 
-    The gradient of a matrix is overwritten by its momentum and freed. Nothing waits for a GPU.
+    The gradient of a matrix is overwritten by its momentum and freed. Nothing waits for a GPU, but
+    for weights that are kept in CPU memory.
     """
 
     def __init__(
@@ -325,5 +326,5 @@ class Muon(torch.optim.AdamW):
 
 
 def _scale(shape: tuple[int, int]) -> float:
-    # Of a matrix with singular values 1, the elements have a root mean square of 1 over this.
+    # Elements of an orthogonal matrix have a root mean square of 1 / sqrt(max(shape)).
     return UPDATE_SIZE * math.sqrt(max(shape))

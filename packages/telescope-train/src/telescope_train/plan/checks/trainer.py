@@ -87,8 +87,9 @@ def muon_problems(section: TrainerSection) -> Iterator[str]:
         yield from unused(section, "trainer.muon_momentum", why)
     elif section.use_lora:
         yield (
-            "trainer.optimizer = 'muon' gives the change of a whole matrix its shape, and use_lora "
-            "trains two factors, whose product has another; use 'adamw', or remove use_lora"
+            "trainer.optimizer = 'muon' orthogonalizes the changes of whole matrices, and use_lora "
+            "trains two factors of a change: if both are orthogonal, their product is not; use "
+            "'adamw', or remove use_lora"
         )
 
 
