@@ -180,7 +180,7 @@ def test_embeddings_heads_norms_and_biases_are_no_hidden_matrices(tmp_path):
     found = names(mixture)
     assert found["mlp.experts.gate_up_proj"] == (24, 24)
     assert found["mlp.experts.down_proj"] == (32,)
-    assert found["mlp.gate"] == (5,), "routers as in the paper"
+    assert found["mlp.gate"] == (5,), "routers too"
     assert len(hidden_matrices(mixture)) == 2 * 7
     mixture.requires_grad_(False)
     assert hidden_matrices(mixture) == {}

@@ -125,7 +125,7 @@ Round = tuple[tuple[Matrix, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProductPlan:
     """The order in which a rank orthogonalizes; the rounds are the same on all ranks."""
 
     batches: tuple[tuple[Stack, ...], ...]
@@ -133,7 +133,7 @@ class Plan:
     rounds: tuple[Round, ...]
 
 
-def make_plan(parameters: Sequence[Tensor], fused: Sequence[tuple[int, ...]]) -> Plan:
+def make_plan(parameters: Sequence[Tensor], fused: Sequence[tuple[int, ...]]) -> ProductPlan:
     """Return the plan of this rank; `fused`: the rows of the matrices in each parameter."""
     stacks: list[Stack] = []
     divided: list[Matrix] = []
@@ -160,7 +160,7 @@ def make_plan(parameters: Sequence[Tensor], fused: Sequence[tuple[int, ...]]) ->
         for shape, same in groupby(stacks, key=lambda stack: stack.shape)
         for batch in _cut([(one, (one.stop - one.start) * math.prod(shape)) for one in same])
     ]
-    return Plan(batches=tuple(batches), rounds=tuple(deal(divided, num_ranks)))
+    return ProductPlan(batches=tuple(batches), rounds=tuple(deal(divided, num_ranks)))
 
 
 def deal(matrices: Sequence[Matrix], num_ranks: int) -> Iterator[Round]:
@@ -213,7 +213,7 @@ class Muon(torch.optim.AdamW):
         """`device`: where products are computed, also for weights in CPU memory."""
         super().__init__(params, fused=True, **of_adam)
         self._matrices, self._momentum, self._device = dict(matrices), momentum, device
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], ProductPlan] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the state; AdamW's own method expects a count of steps for every parameter."""
@@ -230,7 +230,8 @@ class Muon(torch.optim.AdamW):
         super().step()
 
     def _step_matrices(self, parameters: list[Parameter], *, rate: float, decay: float) -> None:
-        momenta, gradients = [], []
+        momenta: list[Tensor] = []
+        gradients: list[Tensor] = []
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
@@ -314,9 +315,7 @@ class Muon(torch.optim.AdamW):
         wide = torch.promote_types(values.dtype, torch.float32)
         return values.to(self._device, torch.bfloat16 if is_gpu else wide)
 
-    def _move(
-        self, weights: Sequence[Tensor], done: Tensor, scales: Sequence[float], rate: float
-    ) -> None:
+    def _move(self, weights: list[Tensor], done: Tensor, scales: list[float], rate: float) -> None:
         """Move `weights` by updates that lie in `done` one after the other."""
         flat = done.to(weights[0].device, weights[0].dtype).view(-1)
         parts = flat.split([values.numel() for values in weights])

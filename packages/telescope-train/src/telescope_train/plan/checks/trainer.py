@@ -87,8 +87,8 @@ def muon_problems(section: TrainerSection) -> Iterator[str]:
         yield from unused(section, "trainer.muon_momentum", why)
     elif section.use_lora:
         yield (
-            "trainer.optimizer = 'muon' orthogonalizes the changes of whole matrices, and use_lora "
-            "trains two factors of a change: if both are orthogonal, their product is not; use "
+            "trainer.optimizer = 'muon' orthogonalizes the change of a whole matrix, and use_lora "
+            "trains two factors: orthogonal changes of them do not make one of the matrix; use "
             "'adamw', or remove use_lora"
         )
 
