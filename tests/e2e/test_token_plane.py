@@ -280,18 +280,18 @@ async def test_an_aborting_pause_ends_requests_as_failures(client: TokenClient) 
 
 async def test_later_turns_go_before_what_came_first(client: TokenClient) -> None:
     """All slots are taken by requests of which two end at a time; eight more wait for those."""
-    # Long enough that none has ended before all that wait are there: each look is a request, too.
-    slots = [asyncio.create_task(generate(client, 200 + index // 2)) for index in range(256)]
-    await until_running(client, 256)
     ended: list[int] = []
 
     async def asked(priority: int) -> None:
         await generate(client, 30, priority=priority)
         ended.append(priority)
 
-    waiting = [asyncio.create_task(asked(0)) for _ in range(4)]
-    await until_running(client, 260)
-    waiting += [asyncio.create_task(asked(-3)) for _ in range(4)]
+    # While the engine stands still, all that are sent come to it in their order, on one connection.
+    await client.control(PAUSE_PATH, query=f"?{PAUSE_AND_KEEP}")
+    slots = [asyncio.create_task(generate(client, 200 + index // 2)) for index in range(256)]
+    waiting = [asyncio.create_task(asked(priority)) for priority in (0, 0, 0, 0, -3, -3, -3, -3)]
+    await num_running(client)  # An answer that comes after the frames were read.
+    await client.control("/resume")
     await asyncio.wait_for(asyncio.gather(*slots, *waiting), DEADLINE_S)
     assert ended == [-3, -3, -3, -3, 0, 0, 0, 0]
 
