@@ -84,6 +84,24 @@ def error(files: list[Path], *flags: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "line"),
+    [
+        ("rate = 0.1\n\nsise = 2", "a.toml", 3),
+        ("# sise\n[body]\nbody = 'sise'\n\nsise = 2", "a.toml", 5),
+        ("[fit]\nstop = [\n 'a',\n 2,\n]", "a.toml", 2),
+        ("fit.stop = 3", "a.toml", 1),
+        ("stop = 3", "a.toml", 1),
+        ("[[items]]\nname = 'a'\n[[items]]\nname = 'b'\nnam = 3", "a.toml", 5),
+        ("body:\n  body: b\n  sise: 2", "a.yaml", 3),
+        ("items:\n- name: a\n- name: b\n  nam: 3", "a.yaml", 4),
+        ("items: [{name: a},\n  {name: b, nam: 3}]\n", "a.yaml", 1),
+    ],
+)
+def test_an_error_names_the_line_where_its_setting_begins(write, text, name, line):
+    assert error([write(text, name)], "--body", "b").endswith(f" (line {line})")
+
+
 def test_defaults_hold_where_nothing_is_said():
     config = load([], "--body", "b")
     assert config == Toy(body=Body(body="b"))

@@ -27,6 +27,7 @@ from telescope_core.base.setting_problems import SettingProblem, problems_of
 from telescope_core.base.types import JsonValue
 from telescope_core.records.folders import whole_file
 from telescope_core.settings.names import (
+    FEW,
     KeyPath,
     Names,
     Unknown,
@@ -89,7 +90,9 @@ def load_config(
     for key_path, value, origin in _read_flags(flags, names, unknown):
         layers.add(key_path, value, origin)
     if unknown:
-        raise refusal(unknown, names)
+        few = unknown if len(unknown) <= FEW else ()
+        placed = [one._replace(line=line_text(one.origin, one.place)) for one in few]
+        raise refusal(placed or unknown, names)
     return _validated(schema, names, layers)
 
 
@@ -294,8 +297,54 @@ def _describe(problem: SettingProblem, names: Names, layers: _Layers) -> str:
     if problem.is_missing:
         if origin is None:
             return f"{dotted} is required; set it in a file, or pass --{path[-1]} VALUE"
-        return f"{origin}: {dotted} is required; add {location[-1]} there"
-    return f"{origin or 'settings'}: {dotted}: {problem.message}, got {problem.got}"
+        table = dotted.rpartition(".")[0]
+        return f"{origin}: {dotted} is required; add {location[-1]} there{line_text(origin, table)}"
+    line = line_text(origin or "", dotted)
+    return f"{origin or 'settings'}: {dotted}: {problem.message}, got {problem.got}{line}"
+
+
+def line_text(origin: str, dotted: str) -> str:
+    """Return ` (line N)` of a setting such as `evals[0].name` in a file; empty if it is not known.
+
+    The line is the first one with which the beginning of the file has the setting.
+    """
+    path = Path(origin)
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return ""
+    lines, begin = _read_text(path).splitlines(), 1
+    parts = [int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", dotted)]
+    # A setting may stand without its section, and a list in a section of the same name.
+    forms = [parts, parts[1:], [*parts[:1], *parts]]
+    whole = _parsed(path, lines)
+    form = next((form for form in forms if form and _has(whole, form)), None)
+    for number in range(1, len(lines) + 1) if form else ():
+        table = _parsed(path, lines[:number])
+        if table is _WITHIN:
+            continue
+        if _has(table, form or ()):
+            return f" (line {begin})"
+        begin = number + 1
+    return ""
+
+
+_WITHIN = object()
+"""The table of lines that end within a value."""
+
+
+def _parsed(path: Path, lines: Sequence[str]) -> Any:
+    try:
+        return _table("\n".join(lines), path)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError):
+        return _WITHIN
+
+
+def _has(table: Any, parts: Sequence[str | int]) -> bool:
+    for part in parts:
+        try:
+            table = table[part]
+        except (LookupError, TypeError):
+            return False
+    return True
 
 
 SUFFIXES = (".toml", ".yaml", ".yml")
@@ -310,10 +359,7 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
         )
     text = _read_text(path)
     try:
-        if path.suffix.lower() == ".toml":
-            table = tomllib.loads(text)
-        else:
-            table = yaml.load(text, Loader=_StrictLoader)
+        table = _table(text, path)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be parsed: {error}") from None
     except RecursionError:
@@ -328,6 +374,11 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
         return cast(dict[str, JsonValue], _check_plain(cast(object, table), path, ""))
     except RecursionError:
         raise ConfigError(_too_deep(path)) from None
+
+
+def _table(text: str, path: Path) -> Any:
+    is_toml = path.suffix.lower() == ".toml"
+    return tomllib.loads(text) if is_toml else yaml.load(text, Loader=_StrictLoader)
 
 
 def _too_deep(path: Path) -> str:

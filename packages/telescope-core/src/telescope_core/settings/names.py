@@ -64,6 +64,8 @@ class Unknown(NamedTuple):
     path: KeyPath
     candidates: Collection[str] | None = None
     """Names for the search of the nearest one; None = those of its section, or all."""
+    line: str = ""
+    """Its line in a file, as the end of a sentence; empty = not known."""
 
 
 class _Answer(NamedTuple):
@@ -129,7 +131,7 @@ def refusal(unknown: Sequence[Unknown], names: Names) -> ConfigError:
     answers = [(one, _answer(one, names)) for one in unknown]
     if len(answers) <= FEW:
         lines = (
-            f"{one.origin}: {f'{one.place}: ' if one.place else ''}{answer.text}"
+            f"{one.origin}: {f'{one.place}: ' if one.place else ''}{answer.text}{one.line}"
             for one, answer in answers
         )
         return ConfigError("\n".join(dict.fromkeys(lines)))
@@ -225,7 +227,8 @@ def _by_name(end: KeyPath, names: Names, one: Unknown) -> _Answer | None:
     is_outside = here in names.leaves and here not in (one.candidates or ())
     of_table = "" if is_outside else _of_table(here, names, one.path[0])
     place = f"{here} {of_table}" if of_table else ".".join(names.leaves[here])
-    text = f"unknown setting {end[-1]!r}; here it is called {here!r} ({of_table or place})"
+    where = f" ({of_table or place})" if place != here else ""
+    text = f"unknown setting {end[-1]!r}; here it is called {here!r}{where}"
     if not note:
         return _Answer("here", text, place)
     return _Answer("here", f"{text}: {note}", f"{place} ({note})")
