@@ -12,6 +12,13 @@ from telescope_core.base.code_files import code_files, digest_of_files, file_cha
 from telescope_core.base.protocols import EnvironmentLocation, EnvironmentPlace
 
 _SHORT = 12
+_PLACES = {
+    EnvironmentPlace.IMPORTABLE: "imported as it is",
+    EnvironmentPlace.LINKED: "linked to its project",
+    EnvironmentPlace.SHARED: "in this Python",
+    EnvironmentPlace.ISOLATED: "in a virtual environment of its own",
+    EnvironmentPlace.ELSEWHERE: "played by workers elsewhere",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,12 @@ class EnvironmentRecord:
     def digest(self) -> str:
         """Digest that identifies its code: of the lock, or else of its files; empty = not known."""
         return self.lock_digest or digest_of_files(self.files)
+
+    @property
+    def about(self) -> str:
+        """Its id, version and place in words, for a plan."""
+        parts = [f"{self.id} {self.version}".rstrip(), _PLACES[self.place]]
+        return ", ".join([*parts, f"digest {self.digest[:_SHORT]}"][: 3 if self.digest else 2])
 
     @property
     def text(self) -> str:

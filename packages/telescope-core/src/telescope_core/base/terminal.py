@@ -7,7 +7,8 @@ on the screen, and bidirectional controls could change its visible order.
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
@@ -15,6 +16,9 @@ ACTS_ON_TERMINALS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 WIDTH = 80
 """Columns of a report, where it is not shown on a terminal with fewer."""
 _NARROWEST = 20
+_NAME_WIDTH = 24
+_END_LINES = 12
+"""Lines of a long text that are shown from its beginning, and as many from its end."""
 _ACTING = re.compile(f"[{ACTS_ON_TERMINALS}]")
 _ACTING_IN_LINES = re.compile(rf"(?![\t\n])[{ACTS_ON_TERMINALS}]")
 
@@ -23,6 +27,45 @@ def report_width() -> int:
     """Return the columns of a report on stdout: 80, or those of a narrower terminal."""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     return min(max(columns, _NARROWEST), WIDTH)
+
+
+def row(name: str, detail: str) -> str:
+    """Return a name and what is said of it, beside it."""
+    gap = " " * _NAME_WIDTH
+    lines = textwrap.wrap(
+        detail, WIDTH - _NAME_WIDTH, subsequent_indent=gap, break_on_hyphens=False
+    ) or [""]
+    name = name if len(name) <= 20 else f"{name[:17]}..."
+    return "\n".join([f"  {name:<22}{lines[0]}", *lines[1:]])
+
+
+def wrapped(text: str, mark: str) -> list[str]:
+    """Return the lines of `text` after `mark`; its own line breaks stay, indented."""
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines()):
+        inner = " " * (len(mark) + 2 * bool(number))
+        begin = inner if number else mark
+        lines += textwrap.wrap(
+            line.strip(),
+            WIDTH,
+            initial_indent=begin,
+            subsequent_indent=inner,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def quoted(text: str, mark: str) -> Iterator[str]:
+    """Yield the lines of `text` as it is, each after `mark`; of a long text the two ends."""
+    lines = [
+        line
+        for paragraph in text.removesuffix("\n").split("\n")
+        for line in textwrap.wrap(paragraph, WIDTH - len(mark), drop_whitespace=False) or [""]
+    ]
+    left_out = len(lines) - 2 * _END_LINES
+    if left_out > 1:
+        lines[_END_LINES:-_END_LINES] = [f"... ({left_out:,} more lines)"]
+    yield from (f"{mark}{line}" for line in lines)
 
 
 class _Screen(Protocol):

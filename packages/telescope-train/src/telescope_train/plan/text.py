@@ -1,22 +1,12 @@
 """Render a plan as text for a terminal, at most 80 columns wide."""
 
-import textwrap
 from collections.abc import Iterator
 
 from telescope_core.base.number_text import counted
-from telescope_core.base.protocols import EnvironmentPlace
 from telescope_core.base.secret_names import secrets_text
+from telescope_core.base.terminal import row, wrapped
 from telescope_train.plan.memory import ACTIVATIONS, MemoryPlan
 from telescope_train.plan.plan import Plan
-
-WIDTH = 80
-_PLACES = {
-    EnvironmentPlace.IMPORTABLE: "imported as it is",
-    EnvironmentPlace.LINKED: "linked to its project",
-    EnvironmentPlace.SHARED: "in this Python",
-    EnvironmentPlace.ISOLATED: "in a virtual environment of its own",
-    EnvironmentPlace.ELSEWHERE: "played by workers elsewhere",
-}
 
 
 def render_plan(plan: Plan) -> str:
@@ -63,23 +53,11 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _codes(plan: Plan) -> Iterator[str]:
     for name, code in plan.codes.items():
-        parts = [f"{code.id} {code.version}".rstrip(), _PLACES[code.place]]
-        if code.digest:
-            parts.append(f"digest {code.digest[:12]}")
-        yield row(name, ", ".join(parts))
+        yield row(name, code.about)
         if secrets := plan.secrets.get(name):
             yield row("", f"secrets: {secrets_text(secrets)}")
     if not plan.codes:
         yield "  none of them is on this machine"
-
-
-def row(name: str, detail: str) -> str:
-    """Return a name and what is said of it, beside it."""
-    lines = textwrap.wrap(
-        detail, WIDTH - 24, subsequent_indent=" " * 24, break_on_hyphens=False
-    ) or [""]
-    name = name if len(name) <= 20 else f"{name[:17]}..."
-    return "\n".join([f"  {name:<22}{lines[0]}", *lines[1:]])
 
 
 def _batch(plan: Plan) -> Iterator[str]:
@@ -142,22 +120,6 @@ def _verdict(plan: Plan) -> Iterator[str]:
     yield "Nothing was started. The run cannot start:"
     for problem in plan.problems:
         yield from wrapped(problem, "- ")
-
-
-def wrapped(text: str, mark: str) -> list[str]:
-    """Return the lines of `text` after `mark`; its own line breaks stay, indented."""
-    lines: list[str] = []
-    for number, line in enumerate(text.splitlines()):
-        inner = " " * (len(mark) + 2 * bool(number))
-        begin = inner if number else mark
-        lines += textwrap.wrap(
-            line.strip(),
-            WIDTH,
-            initial_indent=begin,
-            subsequent_indent=inner,
-            break_on_hyphens=False,
-        )
-    return lines
 
 
 def _count(number: int) -> str:

@@ -1,6 +1,5 @@
 """What `telescope sft --dry-run` shows: how much would be learned, and which of its tokens."""
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -9,17 +8,14 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from telescope_core.base import interrupts
 from telescope_core.base.number_text import counted
-from telescope_core.base.terminal import escaped
+from telescope_core.base.terminal import escaped, quoted, row, wrapped
 from telescope_train.batches.batch import TrainingSample
-from telescope_train.plan.text import WIDTH, row, wrapped
 from telescope_train.sft.checkpoints import log_folder
 from telescope_train.sft.config import SftConfig
 from telescope_train.sft.run import prepare
 
 _MOST_SOURCES = 4
 """Environments whose first sample is shown."""
-_END_LINES = 12
-"""Lines of a part that are shown from its beginning, and as many from its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,23 +137,10 @@ def render_sft_plan(plan: SftPlan) -> str:
         count = counted(sum(part.num_tokens for part in one.parts), "token")
         lines += wrapped(f"first sample of {one.source}: {count}; learned is what has a bar", "")
         for part in one.parts:
-            lines += _shown(part)
+            lines += quoted(part.text, "  | " if part.is_learned else "    ")
         lines.append("")
     lines += ["written to", row("model", plan.output), row("measurements", plan.log_folder), ""]
     if plan.notes:
         lines += ["to know", *(line for note in plan.notes for line in wrapped(note, "- ")), ""]
     lines.append("Nothing was started. Whether memory suffices was not checked.")
     return escaped("\n".join(line.rstrip() for line in lines))
-
-
-def _shown(part: SamplePart) -> Iterator[str]:
-    mark = "  | " if part.is_learned else "    "
-    lines = [
-        line
-        for paragraph in part.text.removesuffix("\n").split("\n")
-        for line in textwrap.wrap(paragraph, WIDTH - len(mark), drop_whitespace=False) or [""]
-    ]
-    left_out = len(lines) - 2 * _END_LINES
-    if left_out > 1:
-        lines[_END_LINES:-_END_LINES] = [f"... ({left_out:,} more lines)"]
-    yield from (f"{mark}{line}" for line in lines)
