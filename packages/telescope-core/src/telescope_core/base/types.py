@@ -434,3 +434,5 @@ class EnvironmentDescription:
     """Whether rollouts are known to begin with a system message; None = see `system_prompt`."""
     goes_on: bool | None = None
     """Whether rollouts continue after an answer without a tool call; None = not known."""
+    max_turns: int | None = None
+    """Most requests of one rollout to the policy; None = not known."""

@@ -56,6 +56,8 @@ _MAY_CHANGE = frozenset(
 """Settings that may differ when an eval is continued: its size, its speed and its place."""
 
 
+_IF_USED = "choose another --output, or add --resume to continue an eval"
+
 RolloutKey: TypeAlias = tuple[str, int]
 """Group id and index in the group."""
 
@@ -87,21 +89,18 @@ class EvalFolder:
         path: Path,
         *,
         manifest: Mapping[str, JsonValue],
-        if_used: str = "choose another --output, or add --resume to continue an eval",
+        if_used: str = _IF_USED,
     ) -> "EvalFolder":
         """Start an eval in `path`, which must be new or empty; `if_used` says what to do otherwise.
 
         `manifest` holds everything that affects the results; `resume` decides which parts may
         change.
         """
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{path} is a file; choose another --output")
-        make_folder(path)
         folder = cls(path)
+        folder._require_free(if_used)
+        make_folder(path)
         with claimed(path):
-            folder._require_ended()
-            if any(path.iterdir()):
-                raise ConfigError(f"{path} exists and is not an empty folder; {if_used}")
+            folder._require_free(if_used)
             folder._write(manifest, new_run_info(path.name))
         return folder
 
@@ -126,31 +125,42 @@ class EvalFolder:
         address of the endpoint may be others. Raises ConfigError when anything else differs, and
         while another process writes to the folder.
         """
-        folder = cls(path)
-        if not path.exists():
-            raise ConfigError(
-                f"{path}: there is no such folder, so there is nothing to continue; begin the eval "
-                "without --resume, or correct --output"
-            )
-        folder.manifest()
+        folder = cls.require_resumable(path, manifest=manifest)
         with claimed(path):
-            folder._require_ended()
-            # Values of secrets are not in the folder: they come again with the command.
-            then, now = (
-                without_secrets(_with_unset(_completed(cast(Any, one))), keeps_names=False)
-                for one in (folder.manifest(), plain(manifest))
-            )
-            if refused := _refused(then, now):
-                raise ConfigError(
-                    f"{path} was started with different settings ({'; '.join(refused)}); use the "
-                    "same settings, or another --output"
-                )
+            cls.require_resumable(path, manifest=manifest)
             # Of an earlier session that was killed before it could do so.
             folder._remove_torn_line()
             folder._move_replaced()
             folder._is_resumed = True
             folder._write(manifest, new_run_info(path.name))
         return folder
+
+    @classmethod
+    def require_resumable(cls, path: Path, *, manifest: Mapping[str, JsonValue]) -> "EvalFolder":
+        """Return the folder if `resume` can continue its eval, or raise; writes nothing."""
+        if not path.exists():
+            raise ConfigError(
+                f"{path}: there is no such folder, so there is nothing to continue; begin the eval "
+                "without --resume, or correct --output"
+            )
+        folder = cls(path)
+        # Values of secrets are not in the folder: they come again with the command.
+        then, now = (
+            without_secrets(_with_unset(_completed(cast(Any, one))), keeps_names=False)
+            for one in (folder.manifest(), plain(manifest))
+        )
+        folder._require_ended()
+        if refused := _refused(then, now):
+            raise ConfigError(
+                f"{path} was started with different settings ({'; '.join(refused)}); use the "
+                "same settings, or another --output"
+            )
+        return folder
+
+    @classmethod
+    def require_free(cls, path: Path) -> None:
+        """Raise ConfigError if `create` would refuse `path`; writes nothing."""
+        cls(path)._require_free(_IF_USED)
 
     @classmethod
     def holds_eval(cls, path: Path) -> bool:
@@ -315,6 +325,13 @@ class EvalFolder:
                 f"the folder {self.path} is gone: it was removed or moved while the eval went on; "
                 f"{self.if_gone}"
             )
+
+    def _require_free(self, if_used: str) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; choose another --output")
+        self._require_ended()
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} exists and is not an empty folder; {if_used}")
 
     def _require_ended(self) -> None:
         info = self.info()

@@ -109,6 +109,8 @@ class InProcessEnvironment:
             offers_tools=environment.offers_tools,
             sends_system=environment.sends_system,
             goes_on=environment.goes_on,
+            # One with a `play` of its own may ask as often as it likes.
+            max_turns=None if environment.goes_on is None else getattr(environment, "max_turns", 1),
         )
 
     async def _sources(self) -> dict[Split, tuple[int | None, int]]:
