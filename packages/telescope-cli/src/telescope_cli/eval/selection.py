@@ -1,6 +1,6 @@
 """The examples for `telescope eval`: a number, all, positions, ids, or a random choice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -28,9 +28,11 @@ class Selection:
     """Ids of examples; empty = by number or position."""
     shuffle: int | None = None
     """Seed of a random choice from the whole split; None = from the first example on."""
+    or_train: bool = False
+    """Whether an environment without the split plays its training split, as evals of a run do."""
 
 
-def parse_selection(text: str | None, ids: list[str], shuffle: int | None) -> Selection:
+def parse_selection(text: str | None, ids: Sequence[str], shuffle: int | None) -> Selection:
     """Read `64`, `all` or positions such as `0-9,20`; raises ConfigError for anything else."""
     if ids:
         if text is not None or shuffle is not None:
@@ -40,11 +42,16 @@ def parse_selection(text: str | None, ids: list[str], shuffle: int | None) -> Se
         return Selection(shuffle=shuffle)
     if text.strip().lower() == _ALL:
         return Selection(is_all=True, shuffle=shuffle)
-    if "-" not in text.strip() and "," not in text:
+    if is_number(text):
         return Selection(number=_number(text, text), shuffle=shuffle)
     if shuffle is not None:
         raise ConfigError(f"--shuffle needs a number of examples or all, got positions {text!r}")
     return Selection(positions=_positions(text))
+
+
+def is_number(text: str) -> bool:
+    """Return whether text for `--examples` is a number or `all`, and no positions."""
+    return "-" not in text.strip() and "," not in text
 
 
 async def resolve(
@@ -59,6 +66,8 @@ async def resolve(
 
     `tell` is told when fewer examples than the default are there.
     """
+    if selection.or_train and settings.split not in description.num_examples:
+        settings = replace(settings, split=Split.TRAIN)
     check_split(replace(settings, num_examples=1, positions=()), description)
     size = description.num_examples[settings.split]
     positions = selection.positions
