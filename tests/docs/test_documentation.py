@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from tests.ports import free_port
 
+from telescope_cli.eval.files import read_files
 from telescope_cli.main import main
 from telescope_core import Message, Rollout, StopReason
 from telescope_core.records import RunFolder, row_of
@@ -62,6 +63,7 @@ HERE = {
     "telescope env info countdown",
     "telescope env validate packages/telescope-envs/environments/countdown --level static",
     "telescope eval --report runs/quickstart",
+    "telescope eval suite.toml --dry-run",
     "telescope env list --installed",
     "telescope env search arithmetic --tag mathematics",
     "telescope env tree math-reasoning",
@@ -84,7 +86,14 @@ THREE_NODES = (
     "tests/e2e/test_three_nodes.py::"
     "test_a_run_over_three_nodes_outlives_one_of_them_and_names_the_next"
 )
+EVAL_FILES = "tests/cli/test_eval_files.py::"
 ELSEWHERE = {
+    "telescope eval suite.toml --model my-model --temperature 0": (
+        f"{EVAL_FILES}test_a_file_is_played_and_continued_as_it_is"
+    ),
+    "telescope eval suite.toml countdown": (
+        f"{EVAL_FILES}test_environments_on_the_command_line_are_those_that_are_played"
+    ),
     "telescope --install-completion": (
         "tests/cli/test_completion.py::test_it_is_set_up_with_one_command"
     ),
@@ -470,6 +479,8 @@ def test_toml_blocks_are_valid_settings(tmp_path):
             try:
                 if block.info == "toml sft":
                     load_sft_config([path])
+                elif block.info == "toml eval":
+                    assert read_files([path], is_folder=False).evals
                 else:
                     load_train_config([base, path], [])
                     assert tomllib.loads(block.code)
@@ -500,6 +511,9 @@ def test_cheap_commands_work_as_written(command, place, monkeypatch, capsys):
         (place / "examples").symlink_to(ROOT / "examples")
         make_tiny_model(place / "runs" / "quickstart-start", seed=0)
         words += ["--inference_base_port", str(free_port()), "--name", "other"]
+    elif "suite.toml" in words:
+        (suite,) = (block.code for block in blocks() if block.info == "toml eval")
+        (place / "suite.toml").write_text(suite, encoding="utf-8")
     elif words[0] == "env":
         monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as ended:
