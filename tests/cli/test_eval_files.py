@@ -18,6 +18,7 @@ MORE = '''
 from typing import Literal
 from telescope_core import EnvironmentConfig, Example, ListSource, MultiTurnEnvironment
 from telescope_core import ToolEnvironment, reward, setup, tool
+from telescope_core.errors import EndpointError
 
 
 class Talk(MultiTurnEnvironment):
@@ -62,6 +63,21 @@ class Tools(ToolEnvironment):
     @reward
     def right(self, rollout, example):
         return float("noon" in rollout.completion_text)
+
+
+class Program(Talk):
+    """Have a program play, which asks at the endpoint."""
+
+    async def play(self, episode):
+        raise AssertionError(f"never started with {episode.endpoint}")
+
+
+class Lost(Talk):
+    """Need another model, which is not there, before any request."""
+
+    @setup
+    def start(self, episode):
+        raise EndpointError("http://127.0.0.1:9/v1 does not answer")
 
 
 class Broken(Talk):
@@ -362,6 +378,7 @@ def test_a_dry_run_asks_nothing_and_shows_the_first_request_as_it_would_be_sent(
         (["echo_env:Echo", "--base-url", NOWHERE, "--k", 9], "k must not exceed"),
         (["more_env:Talk", "--base-url", NOWHERE], "no examples in its eval split"),
         (["more_env:Broken", "--base-url", NOWHERE], "the simulator is not installed"),
+        (["more_env:Lost", "--base-url", NOWHERE, "--split", "train"], "does not answer"),
     ],
 )
 def test_a_dry_run_finds_what_could_not_be_played(more, capsys, arguments, phrase):
@@ -372,6 +389,14 @@ def test_a_dry_run_finds_what_could_not_be_played(more, capsys, arguments, phras
     plan = planned(capsys, *arguments, "--env-isolation", "none", code=2)
     assert [phrase in one for one in plan["problems"]] == [True]
     assert set(more.iterdir()) - before <= {more / "__pycache__"}
+
+
+def test_of_a_program_the_task_is_shown_and_its_requests_are_not_counted(more, capsys):
+    flags = ("--base-url", NOWHERE, "--env-isolation", "none", "--split", "train")
+    (one,) = planned(capsys, "more_env:Program", *flags)["evals"]
+    assert one["first"]["of_program"]
+    assert [message["role"] for message in one["first"]["messages"]] == ["system", "user"]
+    assert one["max_requests"] is None
 
 
 def test_problems_of_several_environments_are_told_together(more, capsys):

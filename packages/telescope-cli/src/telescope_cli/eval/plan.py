@@ -24,6 +24,7 @@ from telescope_core.base.secret_names import secrets_text, which_are_set, withou
 from telescope_core.base.terminal import escaped, quoted, row, wrapped
 from telescope_core.base.types import EnvironmentDescription, JsonValue
 from telescope_core.environments.author_errors import contained
+from telescope_core.environments.episode import NO_ENDPOINT
 from telescope_core.evals import EvalFolder, EvalSettings
 from telescope_core.evals.settings import as_played
 
@@ -184,8 +185,8 @@ async def _first_prompt(found: Opened) -> FirstPrompt:
     )
     rollout = await found.environment.play(request, asked.policy("dry-run"))
     # A program that uses the endpoint of the rollout finds that a script has none.
-    is_asked = bool(asked.requests) or rollout.status_reason == EndpointError.__name__
-    if rollout.error is not None and not is_asked:
+    of_program = not asked.requests and NO_ENDPOINT in (rollout.error or "")
+    if not asked.requests and not of_program:
         raise ConfigError(
             f"example {rollout.example_id!r} fails before its first request: {rollout.error}"
         )
@@ -201,7 +202,7 @@ async def _first_prompt(found: Opened) -> FirstPrompt:
             for one in messages
         ),
         tools=tuple(map(tool_name, asked.tools[0])) if asked.tools else (),
-        of_program=not asked.requests,
+        of_program=of_program,
     )
 
 

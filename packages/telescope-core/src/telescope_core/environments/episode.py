@@ -38,6 +38,9 @@ else:
 NoteKind = Literal["text", "code", "stdout", "stderr"]
 _NOTES = get_args(NoteKind)
 
+NO_ENDPOINT = "has no chat endpoint"
+"""Words of the error that a program gets from a policy without a server."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Request:
@@ -107,7 +110,7 @@ class Episode(Generic[StateT]):
         endpoint = self._policy.endpoint
         if endpoint is None:
             raise EndpointError(
-                f"this policy ({type(self._policy).__name__}) has no chat endpoint; run an eval "
+                f"this policy ({type(self._policy).__name__}) {NO_ENDPOINT}; run an eval "
                 "against a served model, or training, or use episode.generate instead"
             )
         self.has_given_endpoint = True
