@@ -399,6 +399,19 @@ def test_of_a_program_the_task_is_shown_and_its_requests_are_not_counted(more, c
     assert one["max_requests"] is None
 
 
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_a_plan_holds_no_secret(place, capsys, form):
+    (place / "suite.toml").write_text(
+        'base_url = "http://me:hunter22@127.0.0.1:9/v1"\nenv_isolation = "none"\n'
+        'extra_body = { user_token = "hunter22" }\n'
+        'environments = ["echo_env:Echo"]\nenv = { inner = { depth = 2 } }\n'
+    )
+    assert telescope("suite.toml", "--dry-run", *form) == 0
+    captured = capsys.readouterr()
+    assert "depth" in captured.out
+    assert "hunter22" not in captured.out + captured.err
+
+
 def test_problems_of_several_environments_are_told_together(more, capsys):
     names = ("echo_env:Ecko", "more_env:Talk", "echo_env:Sevens")
     (more / "out" / "echo-env-sevens-nowhere").mkdir(parents=True)

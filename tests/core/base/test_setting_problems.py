@@ -51,7 +51,8 @@ def test_a_value_is_one_problem_whatever_it_may_be_instead(tmp_path, text, said)
     path.write_text(WHOLE + text)
     with pytest.raises(ConfigError) as caught:
         load_config(Wide, [path], [])
-    assert str(caught.value) == f"{path}: {said}"
+    line = WHOLE.count("\n") + 1
+    assert str(caught.value) == f"{path}: {said} (line {line})"
 
 
 def test_a_list_is_not_also_too_short_where_its_items_are_wrong(tmp_path):
@@ -62,7 +63,7 @@ def test_a_list_is_not_also_too_short_where_its_items_are_wrong(tmp_path):
     missing, wrong = str(caught.value).splitlines()
     assert missing.startswith(f"{path}: entries[0].name ")
     assert wrong.startswith(f"{path}: entries[0].size")
-    assert wrong.endswith("'x'")
+    assert "'x'" in wrong
     path.write_text("entries = []")
     with pytest.raises(ConfigError, match=r"entries: .*\b1 item"):
         load_config(Wide, [path], [])

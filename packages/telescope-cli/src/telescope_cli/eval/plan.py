@@ -154,12 +154,14 @@ async def _planned(
     """Return the request with its examples, and what it would play; begins the first example."""
     async with opened(request) as found:
         about, settings = found.description, found.request.settings
+        sampling = settings.sampling
+        shown = replace(sampling, extra=without_secrets(sampling.extra))
         num_rollouts = settings.num_examples * settings.rollouts
         return found.request, PlannedEval(
             environment=request.environment,
             code=request.record.about,
             env=without_secrets(request.environment_settings),
-            settings=settings,
+            settings=replace(settings, sampling=shown),
             description=about,
             max_requests=None if about.max_turns is None else num_rollouts * about.max_turns,
             origins=origins,
