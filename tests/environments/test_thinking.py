@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +44,11 @@ GENERATED = [
 async def earned(environment, name, example, text: str) -> float:
     messages = (Message(role="assistant", content=text),)
     rollout = Rollout(environment="r", example_id="", group_id="", index=0, messages=messages)
-    found = getattr(environment, name)(rollout, example)
+    method = getattr(environment, name)
+    # An episode is given to the rewards that note the answer that they read.
+    takes_episode = "episode" in inspect.signature(method).parameters
+    more = (SimpleNamespace(tags={}),) if takes_episode else ()
+    found = method(rollout, example, *more)
     return await found if inspect.isawaitable(found) else found
 
 
