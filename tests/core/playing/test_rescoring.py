@@ -426,6 +426,21 @@ async def test_the_cluster_is_that_of_the_version_that_grades():
     assert (await rescored(SumOfText(), saved)).tags["cluster"] == "text 7"
 
 
+class ReadsDigits(Sum):
+    @reward
+    def correct(self, rollout, example, episode):
+        if rollout.completion_text.isdigit():
+            episode.tags["answer"] = rollout.completion_text
+        return float(rollout.completion_text == example.answer)
+
+
+async def test_an_answer_that_another_grader_read_is_no_vote():
+    saved = await played(ReadsDigits(), "4")
+    assert saved.tags["answer"] == "4"
+    assert (await rescored(ReadsDigits(), saved)).tags["answer"] == "4"
+    assert "answer" not in (await rescored(Sum(), saved)).tags
+
+
 class WithOneUnreadable:
     """A source of three examples, of which the code of the first fails."""
 

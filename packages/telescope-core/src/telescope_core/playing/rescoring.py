@@ -13,7 +13,7 @@ from typing import Any
 from telescope_core.base.errors import ContextLengthError, NotGradedError
 from telescope_core.base.protocols import LEFT_OUT, METRIC, RAISED, PlayRequest
 from telescope_core.base.scripted import ScriptedClient
-from telescope_core.base.types import CLUSTER, Example, Message, Rollout, StopReason
+from telescope_core.base.types import ANSWER, CLUSTER, Example, Message, Rollout, StopReason
 from telescope_core.environments.base import Environment, require_answer, with_total
 from telescope_core.environments.episode import Episode
 from telescope_core.environments.rewards import OF_EPISODE, ScoreFunction, evaluate
@@ -92,6 +92,8 @@ class _Rescoring(Playing):
         )
         episode.turns = list(saved.turns)
         episode.tags, episode.metrics = dict(saved.tags), dict(saved.metrics)
+        # What the grader read before is no vote of the one that grades now.
+        episode.tags.pop(ANSWER, None)
         if example.cluster:
             episode.tags[CLUSTER] = example.cluster
         episode.info = list(saved.info)

@@ -61,7 +61,7 @@ class RewardScale:
 
         Part by part, each is normalized within the group before its weight multiplies it, so that
         the weights alone decide how much a part counts, not how much it varies. Paper:
-        arXiv:2601.05242 (GDPO), section 3; its division over the batch belongs to the advantage.
+        arXiv:2601.05242 (GDPO); its division over the batch belongs to the advantage.
         """
         if self.weights is None:
             return self._as_a_whole(rollouts)
