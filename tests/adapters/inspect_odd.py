@@ -129,6 +129,20 @@ def below():
 
 
 @task
+def reads_all():
+    """Its scorer reads no answer out of the reply, and gives that as the answer."""
+
+    @scorer(metrics=[accuracy()])
+    def said():
+        async def score(state, target):
+            return Score(value=1, answer=f"{state.output.completion} ")
+
+        return score
+
+    return Task(dataset=river(), solver=generate(), scorer=said())
+
+
+@task
 def several():
     def values(state, _):
         return {"right": 1, "length": len(state.output.completion) / 100}
@@ -184,7 +198,9 @@ def exactly():
     return Task(
         dataset=river(),
         solver=steps,
-        scorer=scored(lambda state, _: float(state.output.completion == "Rhine"), answer="Rhine"),
+        scorer=scored(
+            lambda state, _: float(state.output.completion == "Rhine"), answer="the Rhine"
+        ),
     )
 
 

@@ -144,6 +144,7 @@ async def main():
     found["full"] = await play(talks, "yes", ContextLengthError("no room"))
     found["away"] = await play(talks, "yes", EndpointError("the server is away"))
     found["several"] = await play(made("several", scorer="given/right"), "Rhine")
+    found["all"] = await play(made("reads_all"), "Rhine")
     found["looks"] = await play(made("looks"), calls("look", "the sea"), "Rhine")
     found["agent"] = await play(made("agent"), calls("look", '{"where": "it"}'),
                                 calls("submit", '{"answer": "Rhine"}'))
@@ -247,8 +248,9 @@ def test_thinking_is_no_part_of_an_answer_and_is_shown_again_as_it_was_said(odd)
     for rollout in odd["thinks"]:
         assert (rollout["error"], rollout["reward"]) == (None, 1.0)
         # The answer that a scorer read is a vote in maj@k; a whole reply is none.
-        assert rollout["tags"]["answer"] == "Rhine"
-    assert "answer" not in odd["several"]["tags"]
+        assert rollout["tags"]["answer"] == "the Rhine"
+    assert len(odd["several"]["tags"]["answer"]) == 64, "the digest of a long one"
+    assert "answer" not in odd["all"]["tags"]
     tagged, apart = [one["shown"][1][-1] for one in odd["thinks"]]
     assert tagged == ["assistant", "<think>\nElbe?\n</think>\n\nRhine", ""]
     assert apart == ["assistant", "Rhine", "Elbe?"]

@@ -70,6 +70,16 @@ def test_a_majority_of_many_is_found_in_whole_numbers():
         majority_at_k(((3, 3),), 0, 4)
 
 
+def test_a_majority_of_thousands_is_as_exact():
+    """Of two answers, the hypergeometric distribution; there are more ways than a float holds."""
+    first, second, k = 1100, 1000, 600
+    whole = math.comb(first + second, k)
+    won = sum(math.comb(first, x) * math.comb(second, k - x) for x in range(k // 2 + 1, k + 1))
+    tied = Fraction(math.comb(first, k // 2) * math.comb(second, k // 2), 2)
+    expected = float((won + tied) / whole)
+    assert majority_at_k(((second, 0), (first, first)), 0, k) == pytest.approx(expected, rel=1e-9)
+
+
 @given(counts())
 def test_pass_at_k_rises_and_pass_all_k_falls_with_k(case):
     n, c, k = case

@@ -176,6 +176,10 @@ def test_embeddings_heads_norms_and_biases_are_no_hidden_matrices(tmp_path):
         "self_attn.o_proj": (16,),
         "mlp.down_proj": (16,),
     }
+    granite = tiny_model(
+        "granitemoehybrid", layer_types=["attention"], shared_intermediate_size=24, mamba_n_heads=4
+    )
+    assert names(granite)["shared_mlp.input_linear"] == (24, 24)
     mixture = AutoModelForCausalLM.from_pretrained(make_mixture(tmp_path / "m", "qwen3_moe"))
     found = names(mixture)
     assert found["mlp.experts.gate_up_proj"] == (24, 24)

@@ -1,5 +1,6 @@
 """What trackers get: rollouts of all environments, meters of all sources, evals with intervals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from telescope_core.evals.result import result_of
 from telescope_core.evals.settings import EvalSettings
+from telescope_core.evals.stats import Estimate
 from telescope_core.records import RolloutRow, RunFolder, row_of
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.timeline import GaugeSample
@@ -141,6 +143,8 @@ async def test_evals_are_told_with_their_intervals(tmp_path: Path):
         model="tiny",
         duration_s=1.0,
     )
+    vote = Estimate(mean=0.25, low=0.1, high=0.5, num_tasks=3)
+    result = replace(result, majority_at={3: vote})
     point = EvalPoint(time_s=1.0, name="hard", tag="step-4", version=4, state=EvalPointState.DONE)
     tracker = Remembering()
     settings = RecordingSettings(
@@ -171,6 +175,9 @@ async def test_evals_are_told_with_their_intervals(tmp_path: Path):
         "eval/hard/pass@2": pytest.approx(2 / 3),
         "eval/hard/pass@2/low": any_of_two.low,
         "eval/hard/pass@2/high": any_of_two.high,
+        "eval/hard/maj@3": 0.25,
+        "eval/hard/maj@3/low": 0.1,
+        "eval/hard/maj@3/high": 0.5,
     }
     (sample,) = families["telescope_eval_pass_1_high"].samples
     assert (sample.labels, sample.value) == ({"eval": "hard"}, solved.high)

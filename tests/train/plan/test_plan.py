@@ -205,6 +205,7 @@ KL_IN_REWARD = ("--kl_penalty_tau", "0.01", "--kl_in_reward", "true")
 ON_EVAL = ("--environments", '[{"name": "plan_environment:Echo", "split": "eval"}]')
 EVAL = '[{"name": "plan_environment:Echo", "eval_every": 1}]'
 EVAL_ON_TRAIN = ("--evals", EVAL.replace("}", ', "split": "train"}'))
+RANGED = ("--environments", '[{"name": "plan_environment:Echo", "reward_min": 0, "reward_max": 1}]')
 ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
 
 
@@ -222,6 +223,7 @@ ICEPOP = ("--use_tis", "true", "--tis_mode", "icepop")
         (KL_IN_REWARD, "kl_in_reward with grpo"),
         ((*KL_IN_REWARD, "--algorithm", "dapo"), "kl_in_reward with dapo"),
         (ICEPOP, "tis_mode = 'icepop' with tis_floor = 0"),
+        ((*RANGED, "--advantage_norm", "parts"), "reward_max of plan_environment:Echo clip and"),
         (ON_EVAL, 'split = "eval": the run trains on the examples that evals play of plan_env'),
         (EVAL_ON_TRAIN, "evals of plan_environment:Echo play the split that is trained on"),
     ],
@@ -253,6 +255,8 @@ def test_a_split_that_is_trained_on_and_evaluated_is_told_once(flags):
         (*KL_IN_REWARD, "--advantage_norm", "batch"),
         (*KL_IN_REWARD, "--algorithm", "rloo"),
         ("--kl_penalty_tau", "0.01"),
+        RANGED,
+        ("--advantage_norm", "parts"),
         (*ICEPOP, "--tis_floor", "0.5"),
         ("--evals", '[{"name": "plan_environment:Echo", "eval_every": 1}]'),
     ],

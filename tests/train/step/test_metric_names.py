@@ -53,7 +53,7 @@ EVALS = {
     *(f"eval/<eval>/{name}" for name in ("version", "lag_steps", "scored", "failed")),
     *(
         f"eval/<eval>/{name}{end}"
-        for name in ("reward", "pass@<k>")
+        for name in ("reward", "pass@<k>", "maj@<k>")
         for end in ("", "/low", "/high")
     ),
 }

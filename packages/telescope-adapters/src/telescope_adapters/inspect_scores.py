@@ -7,6 +7,7 @@ a judge without a name or a score with several values, before any rollout is pai
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, cast
 
 from telescope_adapters.frameworks import INSPECT, imported
@@ -22,8 +23,8 @@ from telescope_core.base.types import ANSWER
 from telescope_core.environments.outcomes import finite
 
 _TRIAL_S = 20.0
-_MOST_OF_ANSWER = 200
-"""Characters of an answer that is taken for a vote; a longer one is a whole reply."""
+_MOST_OF_VOTE = 200
+"""Characters of an answer that are kept; a longer one, such as a program, votes by its digest."""
 _ZEROS = ("i", "n", "no", "false")
 """Texts that inspect_ai converts to 0; it also converts every unknown text to 0."""
 
@@ -76,9 +77,8 @@ class InspectScores:
             values |= _by_name(name, score)
         numbers = {name: self._number(value) for name, value in values.items()}
         tags = {name: str(values[name]) for name, value in numbers.items() if value is None}
-        answer = getattr(state.scores.get(self._first), "answer", None)
-        if isinstance(answer, str) and 0 < len(answer) <= _MOST_OF_ANSWER:
-            tags.setdefault(ANSWER, answer)
+        if vote := _vote(state.scores.get(self._first), state.output.completion):
+            tags.setdefault(ANSWER, vote)
         return InspectScore(
             reward=self._reward(values, state),
             metrics={name: value for name, value in numbers.items() if value is not None},
@@ -182,3 +182,14 @@ def _by_name(name: str, score: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {f"{name}/{place}": one for place, one in enumerate(cast(list[Any], value))}
     return {name: value}
+
+
+def _vote(score: Any, completion: str) -> str:
+    """Return the text by which a rollout votes in maj@k; empty if its scorer read no answer.
+
+    Some scorers give the whole reply as the answer: right ones would then differ in wording.
+    """
+    answer = getattr(score, "answer", None)
+    if not isinstance(answer, str) or answer.strip().lower() == completion.strip().lower():
+        return ""
+    return answer if len(answer) <= _MOST_OF_VOTE else sha256(answer.encode()).hexdigest()

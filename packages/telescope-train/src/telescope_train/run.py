@@ -321,10 +321,11 @@ async def _get_ready(resources: Resources) -> _Ready:
     config, ranks = prepared.config, resources.processes.ranks
     publisher, environments = resources.policies.publisher, prepared.environments
     evals = _evals(resources)
-    await publisher.connect()
+    # Before the servers are waited for, since it may refuse an environment.
     training = _recorded(environments.opened.training, view)
     played = evals.environments
     mix = await training_environments(config, training, played, environments.records)
+    await publisher.connect()
     _note_examples(prepared, folder, mix)
     for line in left_out_of_training(prepared.config.environments, mix.descriptions):
         view.note(line)

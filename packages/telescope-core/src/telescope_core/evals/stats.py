@@ -19,6 +19,8 @@ _TAIL = (1.0 - CONFIDENCE) / 2
 NORMAL_QUANTILE = 1.959963984540054
 """Standard deviations from the mean to the ends of a normal distribution's 95% interval."""
 _ROUNDING = 1e-9
+_NEVER = 1e-20
+"""A chance that is left out: fewer than 1e9 such are summed, beside one of at least 0.01."""
 _MOST_TRIALS = 64
 """Rollouts of a task beyond these change the weight of imagined tasks by next to nothing."""
 _HALF_TASK = 0.5
@@ -111,27 +113,57 @@ def majority_at_k(votes: tuple[tuple[int, int], ...], num_without: int, k: int) 
     """
     n = sum(count for count, _ in votes) + num_without
     _require_counts(n, 0, k)
+    highest = max((count for count, _ in votes), default=0)
+    if k == n:
+        shares = [solved / count for count, solved in votes if count == highest]
+        return math.fsum(shares) / max(1, len(shares))
+    # Each rollout is drawn with probability k / n by itself; those draws count in which k are.
     right = 0.0
-    for most in range(1, min(k, max((count for count, _ in votes), default=0)) + 1):
-        # (rollouts drawn so far, answers with `most` of them) -> ways, and ways times right ones.
-        drawn: dict[tuple[int, int], tuple[int, float]] = {(0, 0): (1, 0.0)}
-        for count, solved in votes:
-            after: dict[tuple[int, int], tuple[int, float]] = {}
-            for (size, tied), (ways, good) in drawn.items():
-                for taken in range(min(count, most, k - size) + 1):
-                    is_most = taken == most
-                    added = math.comb(count, taken)
-                    here = (size + taken, tied + is_most)
-                    before = after.get(here, (0, 0.0))
-                    share = ways * added * solved / count if is_most else 0.0
-                    after[here] = (before[0] + ways * added, before[1] + good * added + share)
-            drawn = after
-        right += math.fsum(
-            good * math.comb(num_without, k - size) / tied
-            for (size, tied), (_, good) in drawn.items()
-            if tied
+    for most in range(1, min(k, highest) + 1):
+        # An answer that fewer gave can neither win nor tie, so it is like no answer.
+        able = [one for one in votes if one[0] >= most]
+        others = _draws_of_each(n - sum(count for count, _ in able), k, n)
+        for (size, tied), (_, good) in _votes_of(able, most, k, n).items():
+            if tied and k - size < len(others):
+                right += good * others[k - size] / tied
+    return right / _draws_of_each(n, k, n)[k]
+
+
+def _votes_of(
+    able: Sequence[tuple[int, int]], most: int, k: int, n: int
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """Return (rollouts drawn, answers with `most` of them) -> chance, and chance times right."""
+    drawn = {(0, 0): (1.0, 0.0)}
+    for count, solved in able:
+        chances = _draws_of_each(count, k, n)
+        after: dict[tuple[int, int], tuple[float, float]] = {}
+        for (size, tied), (whole, good) in drawn.items():
+            for taken in range(min(most, k - size) + 1):
+                chance, is_most = chances[taken], taken == most
+                if whole * chance < _NEVER:
+                    continue
+                here = (size + taken, tied + is_most)
+                before = after.get(here, (0.0, 0.0))
+                share = whole * chance * solved / count if is_most else 0.0
+                after[here] = (before[0] + whole * chance, before[1] + good * chance + share)
+        drawn = after
+    return drawn
+
+
+@lru_cache(maxsize=4096)
+def _draws_of_each(count: int, k: int, n: int) -> list[float]:
+    """Return the chance of 0, 1, ... of `count` rollouts, up to k, if each has k / n."""
+    log_in, log_out = math.log(k / n), math.log1p(-k / n)
+    return [
+        math.exp(
+            math.lgamma(count + 1)
+            - math.lgamma(taken + 1)
+            - math.lgamma(count - taken + 1)
+            + taken * log_in
+            + (count - taken) * log_out
         )
-    return right / math.comb(n, k)
+        for taken in range(min(count, k) + 1)
+    ]
 
 
 def _require_counts(n: int, c: int, k: int) -> None:

@@ -76,6 +76,12 @@ def _algorithm_notes(config: TrainConfig) -> Iterator[str]:
             "as strongly as any reward, whatever kl_penalty_tau is; set advantage_norm = 'batch', "
             "kl_in_reward = false, or an algorithm that does not divide, such as rloo"
         )
+    ranged = [entry.name for entry in config.environments if entry.reward_min is not None]
+    if section.advantage_norm == "parts" and ranged:
+        yield (
+            f"reward_min and reward_max of {', '.join(ranged)} clip and scale only rewards that "
+            'are compared as a whole: with advantage_norm = "parts", parts are compared as they are'
+        )
     if section.use_tis and section.tis_mode == "icepop" and not section.tis_floor:
         yield (
             "tis_mode = 'icepop' with tis_floor = 0 leaves out only tokens that became more "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from telescope_core.base.solved import reward_slack
 from telescope_core.base.types import Rollout
-from telescope_train.algorithms.advantages import equal_in_group, normalized
+from telescope_train.algorithms.advantages import centered, equal_in_group
 from telescope_train.config.schema import TrainConfig
 
 
@@ -59,31 +59,42 @@ class RewardScale:
     def of(self, rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
         """Return [G] the rewards of a group on this scale.
 
-        Part by part, each is normalized within the group before its weight multiplies it, so that
-        the weights alone decide how much a part counts, not how much it varies. Paper:
-        arXiv:2601.05242 (GDPO); its division over the batch belongs to the advantage.
+        Part by part, each is centered and divided by its deviation within the group before its
+        weight multiplies it, so that the weights alone decide how much a part counts, not how much
+        it varies. Paper: arXiv:2601.05242 (GDPO); its division over the batch belongs to the
+        advantage. Deviation: nothing is added to a divisor, so parts that cancel are 0.
         """
         if self.weights is None:
             return self._as_a_whole(rollouts)
         if len(rollouts) < 2:
             return np.zeros(len(rollouts))
-        weights = self.weights.get(rollouts[0].environment)
-        if weights and all(rollout.rewards for rollout in rollouts):
-            # A part that a rollout was not given has added nothing to its reward.
-            parts = [
-                (weight, np.array([rollout.rewards.get(name, 0.0) for rollout in rollouts]))
-                for name, weight in weights.items()
-            ]
-        else:
-            parts = [(1.0, self._as_a_whole(rollouts))]
+        # A part that a rollout was not given has added nothing to its reward.
+        parts = [
+            (weight, np.array([rollout.rewards.get(name, 0.0) for rollout in rollouts]))
+            for name, weight in self._weights_of(rollouts).items()
+        ] or [(1.0, self._as_a_whole(rollouts))]
         group_G = np.zeros(len(rollouts), dtype=np.int64)
-        added = [weight * normalized(part_G, group_G, "group") for weight, part_G in parts]
-        return np.sum(added, axis=0)
+        added_G = np.zeros(len(rollouts))
+        for weight, part_G in parts:
+            centered_G = centered(part_G, group_G)
+            if centered_G.any():
+                added_G += weight * centered_G / centered_G.std(ddof=1)
+        return added_G
+
+    def range_of(self, rollouts: Sequence[Rollout]) -> RewardRange | None:
+        """Return the range to which rewards of a group are clipped; None = they are not."""
+        is_whole = not self._weights_of(rollouts)
+        return self.ranges.get(rollouts[0].environment) if is_whole else None
+
+    def _weights_of(self, rollouts: Sequence[Rollout]) -> Mapping[str, float]:
+        """Return the weights by which a group is compared part by part; {} = as a whole."""
+        # All rollouts of a group are of one example, so they share the environment.
+        is_known = self.weights is not None and all(rollout.rewards for rollout in rollouts)
+        return (self.weights or {}).get(rollouts[0].environment, {}) if is_known else {}
 
     def _as_a_whole(self, rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
-        # All rollouts of a group are of one example, so they share the environment and its range.
         rewards_G = raw_rewards(rollouts)
-        if span := self.ranges.get(rollouts[0].environment):
+        if span := self.range_of(rollouts):
             rewards_G = np.clip((rewards_G - span.low) / (span.high - span.low), 0.0, 1.0)
         return rewards_G
 

@@ -60,12 +60,13 @@ async def training_environments(
                 "take rewards below 0; give its [[environments]] entry a reward_min and a "
                 "reward_max, or use grpo"
             )
-    by_part = config.algorithm.advantage_norm == "parts"
-    if by_part and all(len(one.reward_weights) < 2 for one in descriptions.values()):
+    num_parts = [sum(map(bool, one.reward_weights.values())) for one in descriptions.values()]
+    if config.algorithm.advantage_norm == "parts" and max(num_parts, default=0) < 2:
         raise ConfigError(
             f'advantage_norm = "parts" compares each part of a reward by itself, and '
             f"{', '.join(descriptions)} has no reward that is a sum of parts (several methods with "
-            '@reward, and no compute_reward of its own); use advantage_norm = "group" or "batch"'
+            "@reward and a weight, and no compute_reward of its own); use advantage_norm = "
+            '"group" or "batch"'
         )
     held_out = await hold_out(config, clients, eval_clients, descriptions, records)
     return Mix(

@@ -200,7 +200,7 @@ def assign_credit(
         filtered=filtered,
         metrics=_count_groups(no_credit | emptied, len(groups), len(discarded | emptied))
         | _count_rollouts(filtered, len(everything))
-        | {"rewards/outside_range": float(_num_outside(usable, scale.ranges))}
+        | {"rewards/outside_range": float(_num_outside(usable, scale))}
         | {
             "turns/branched": branched_fraction(samples, trained),
             "turns/cut_continued": float(num_cuts_continued(trained)),
@@ -382,11 +382,11 @@ def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> N
     return NoCredit.ALL_EQUAL
 
 
-def _num_outside(usable: Mapping[str, Sequence[Rollout]], ranges: Mapping[str, RewardRange]) -> int:
+def _num_outside(usable: Mapping[str, Sequence[Rollout]], scale: RewardScale) -> int:
     """Count the rewards changed by clipping, but for rounding; above 0, the range is too narrow."""
     num_outside = 0
     for rollouts in usable.values():
-        if span := ranges.get(rollouts[0].environment):
+        if span := scale.range_of(rollouts):
             rewards_G = raw_rewards(rollouts)
             inside_G = np.clip(rewards_G, span.low, span.high)
             num_outside += int((np.abs(rewards_G - inside_G) > span.slack).sum())

@@ -184,8 +184,9 @@ def as_fraction(text: str) -> Fraction | None:
 def answer_key(answer: str) -> str:
     r"""Return one text for answers that are the same number, such as `1/2` and `\frac{1}{2}`.
 
-    Others keep their own text, with one spelling for each sign; empty if there is no answer. For
-    the tag `answer`, by which rollouts vote in maj@k.
+    A unit is left out, since answers to one question often leave it out. What is no number keeps
+    its own text, with one spelling for each sign; empty if there is no answer. For the tag
+    `answer`, by which rollouts vote in maj@k.
     """
     number = as_fraction(answer)
     return normalized(answer[:MAX_CHARACTERS]) if number is None else str(number)

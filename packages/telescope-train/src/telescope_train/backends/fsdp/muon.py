@@ -69,7 +69,7 @@ def hidden_matrices(lm: PreTrainedModel) -> dict[Parameter, tuple[int, ...]]:
             continue
         rows = parameter.shape[-2]
         found[parameter] = (rows,)
-        if "gate_up_proj" in name:
+        if "gate_up_proj" in name or "shared_mlp.input_linear" in name:
             found[parameter] = (rows // 2, rows // 2)
         elif "qkv_proj" in name:
             config = lm.config
