@@ -376,6 +376,10 @@ def test_a_dry_run_asks_nothing_and_shows_the_first_request_as_it_would_be_sent(
         (["echo_env:Echo", "--base-url", NOWHERE, "--output", "no", "--resume"], "no such folder"),
         (["echo_env:Echo", "--base-url", NOWHERE, "--examples", 65], "use at most 64"),
         (["echo_env:Echo", "--base-url", NOWHERE, "--k", 9], "k must not exceed"),
+        (["echo_env:Echo", "--base-url", "not-a-url"], "must begin with http:// or https://"),
+        (["echo_env:Echo", "--base-url", "htp://x/v1"], "must begin with http:// or https://"),
+        (["echo_env:Echo", "--base-url", "http://"], "must begin with http:// or https://"),
+        (["echo_env:Echo", "--base-url", NOWHERE, "--resume"], "--resume needs --output"),
         (["more_env:Talk", "--base-url", NOWHERE], "no examples in its eval split"),
         (["more_env:Broken", "--base-url", NOWHERE], "the simulator is not installed"),
         (["more_env:Lost", "--base-url", NOWHERE, "--split", "train"], "does not answer"),
@@ -420,6 +424,22 @@ def test_problems_of_several_environments_are_told_together(more, capsys):
     plan = planned(capsys, *names, *flags, code=2)
     assert [one["environment"] for one in plan["evals"]] == ["echo_env:Sevens"]
     assert len(plan["problems"]) == 4
+
+
+def test_problems_of_the_whole_command_are_told_together(place, capsys, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    flags = ("--api-key-env", "NO_SUCH_KEY", "--chat-template", "none.jinja", "--resume")
+    models = ("--model", "a", "--model", "a", "--env-isolation", "none")
+    plan = planned(capsys, "echo_env:Echo", "--base-url", "http://", *flags, *models, code=2)
+    phrases = ("--resume needs", "'a' is given twice", "--chat-template", "NO_SUCH_KEY", "http://")
+    for phrase, problem in zip(phrases, plan["problems"], strict=True):
+        assert phrase in problem
+    assert (len(plan["evals"]), plan["models"]) == (1, ["a"])
+    monkeypatch.setenv("NO_SUCH_KEY", "k")
+    (problem,) = planned(
+        capsys, "echo_env:Echo", "--base-url", "http://me:pw1@x/v1", *flags[:2], *models[4:], code=2
+    )["problems"]
+    assert "only one of them" in problem
 
 
 def test_the_text_fits_a_terminal_and_says_what_was_not_asked(more, capsys):

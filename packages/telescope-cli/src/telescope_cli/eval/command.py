@@ -5,7 +5,8 @@ The whole request is checked before the first file is written and before a serve
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ from telescope_cli.progress import waiting
 from telescope_core.base.errors import ConfigError, TelescopeError, TooManyFailedError
 from telescope_core.base.open_files import raise_limit
 from telescope_core.base.types import JsonValue, Sampling, Split
-from telescope_core.chat.client import ApiKey
+from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.evals import EvalSettings
 from telescope_core.evals.folder import result_to_json
 from telescope_core.evals.settings import MAX_FAILURES_IN_A_ROW
@@ -262,11 +263,9 @@ def eval_command(
     }
     found = each[names[0]].values  # those of all environments are the same in each
     folder: Path | None = found["output"]
-    if resume and folder is None:
-        raise ConfigError("--resume needs --output with the folder of the eval to continue")
     if dry_run:
         return _show_plan(each, output=folder, resume=resume, as_json=as_json)
-    requests, _ = _requests(each)
+    requests = _requests(each, resume=resume)
     with prints_kept_off(as_json):
         with telling(_NOT_BEGUN), waiting("reading the model and the environments"):
             requests = checked(requests)
@@ -278,7 +277,8 @@ def eval_command(
 def _show_plan(
     each: Mapping[str, Given], *, output: Path | None, resume: bool, as_json: bool
 ) -> None:
-    requests, problems = _requests(each, skips_problems=True)
+    problems: list[str] = []
+    requests = _requests(each, resume=resume, problems=problems)
     with prints_kept_off(as_json), waiting("reading the model and the environments"):
         plan = make_plan(requests, each, problems, output=output, resume=resume)
     typer.echo(json.dumps(plain(asdict(plan)), indent=2) if as_json else render_plan(plan))
@@ -287,31 +287,47 @@ def _show_plan(
 
 
 def _requests(
-    each: Mapping[str, Given], *, skips_problems: bool = False
-) -> tuple[list[EvalRequest], list[str]]:
+    each: Mapping[str, Given], *, resume: bool, problems: list[str] | None = None
+) -> list[EvalRequest]:
     """Return a request for each model and environment, with its options in `each`.
 
-    `skips_problems`: return why an environment has none, in place of an error.
+    `problems`: gets the reasons why some cannot be played, which otherwise are raised.
     """
     requests: list[EvalRequest] = []
-    problems: list[str] = []
     shared = next(iter(each.values())).values
-    models: list[str | None] = [*_distinct("model", shared["model"])] or [None]
-    template = template_text(shared["chat_template"], shared["base_url"])
-    key = _api_key(shared["api_key_env"])
+    models: list[str | None] = [*dict.fromkeys(shared["model"])] or [None]
+    template, key = None, ApiKey("")
+    with _added_to(problems):
+        if resume and shared["output"] is None:
+            raise ConfigError("--resume needs --output with the folder of the eval to continue")
+    with _added_to(problems):
+        _distinct("model", shared["model"])
+    with _added_to(problems):
+        template = template_text(shared["chat_template"], shared["base_url"])
+    with _added_to(problems):
+        key = _api_key(shared["api_key_env"])
+    with _added_to(problems):
+        if shared["base_url"] is not None:
+            ChatClient(shared["base_url"], api_key=key)  # raises for what is no URL
     with telling(_NOT_BEGUN), waiting("looking the environments up"):
         for name, options in each.items():
-            try:
+            with _added_to(problems, name):
                 request = _request(name, options.values)
-            except TelescopeError as error:
-                if not skips_problems:
-                    raise
-                problems.append(f"{name}: {error}")
-                continue
-            whole = replace(request, chat_template=template, api_key=key)
-            requests += [replace(whole, model=one) for one in models]
+                whole = replace(request, chat_template=template, api_key=key)
+                requests += [replace(whole, model=one) for one in models]
     # Those of one model follow each other, since it is served once.
-    return sorted(requests, key=lambda one: models.index(one.model)), problems
+    return sorted(requests, key=lambda one: models.index(one.model))
+
+
+@contextmanager
+def _added_to(problems: list[str] | None, environment: str = "") -> Generator[None]:
+    """Add an error of the block, which is of `environment`, to `problems`; None = let it pass."""
+    try:
+        yield
+    except TelescopeError as error:
+        if problems is None:
+            raise
+        problems.append(f"{environment}: {error}" if environment else str(error))
 
 
 def _request(name: str, options: Mapping[str, Any]) -> EvalRequest:

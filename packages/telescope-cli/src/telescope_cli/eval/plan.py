@@ -92,7 +92,7 @@ def make_plan(
     `each`: environment -> its options, which say where they were set.
     """
     shared = next(iter(each.values())).values
-    models: tuple[str | None, ...] = (*shared["model"],) or (None,)
+    models: tuple[str | None, ...] = (*dict.fromkeys(shared["model"]),) or (None,)
     base_url: str | None = shared["base_url"]
     found = [*problems]
     for model in models if base_url is None else ():
