@@ -175,6 +175,15 @@ def test_environments_on_the_command_line_are_those_that_are_played(place, capsy
     assert plan["evals"][1]["settings"]["sampling"]["max_tokens"] == 9
 
 
+def test_a_table_is_of_its_environment_under_each_of_its_names(place, capsys):
+    (place / "own.toml").write_text('[[evals]]\nname = "echo_env.py:Echo"\nexamples = 3\n')
+    flags = ("--base-url", NOWHERE, "--env-isolation", "none")
+    plan = planned(capsys, "own.toml", "./echo_env.py:Echo", "echo_env.py:Loud", *flags)
+    assert [one["settings"]["num_examples"] for one in plan["evals"]] == [3, 64]
+    error = refused(capsys, "own.toml", "./echo_env.py:Echo", "echo_env.py:Echo", *flags)
+    assert "is given twice" in error
+
+
 def test_yaml_and_toml_say_the_same(place, capsys):
     (place / "a.toml").write_text(
         f'base_url = "{NOWHERE}"\nenvironments = ["echo_env:Echo"]\nk = "1,4"\nexamples = 3\n'
@@ -204,7 +213,13 @@ def test_yaml_and_toml_say_the_same(place, capsys):
         ('tasks = ["a"]', ["no setting here"]),
         ('[[environments]]\nname = "a"', ["[[evals]]"]),
         ("rollouts = 4", ["expected an environment"]),
-        ('[[evals]]\nname = "a"\n[[evals]]\nname = "a"', ["'a' is given twice"]),
+        ('[[evals]]\nname = "a"\n[[evals]]\nname = "a"', ["suite.toml: ", "'a' is given twice;"]),
+        ('environments = ["a", "a"]', ["suite.toml: ", "'a' is given twice;"]),
+        ('environments = ["a"]\n[[evals]]\nname = "a"', ["'a' is given twice;"]),
+        (
+            '[[evals]]\nname = "echo_env.py:Echo"\n[[evals]]\nname = "./echo_env.py:Echo"',
+            ["'./echo_env.py:Echo' is given twice, also as 'echo_env.py:Echo'"],
+        ),
         ('environments = ["echo_env:Echo"]\nextra_body = { seed = 1 }', ["--seed"]),
         ('environments = ["echo_env:Echo"]\nrollouts = 1\nk = 4', ["k must not exceed"]),
     ],

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, report_console
 from telescope_cli.env.options import complete_installed
-from telescope_cli.eval.files import Given, names_file, options_for, read_files
+from telescope_cli.eval.files import Given, names_file, options_for, read_files, require_distinct
 from telescope_cli.eval.flags import parse_ks, unparsed
 from telescope_cli.eval.model import template_text
 from telescope_cli.eval.names import check_other_name
@@ -257,10 +257,9 @@ def eval_command(
             "or telescope eval --report FOLDER"
         )
     raise_limit()
-    each = {
-        name: options_for(name, files, context, left.settings)
-        for name in _distinct("environment", names)
-    }
+    if names != list(files.evals):
+        require_distinct(names)
+    each = {name: options_for(name, files, context, left.settings) for name in names}
     found = each[names[0]].values  # those of all environments are the same in each
     folder: Path | None = found["output"]
     if dry_run:
@@ -301,7 +300,9 @@ def _requests(
         if resume and shared["output"] is None:
             raise ConfigError("--resume needs --output with the folder of the eval to continue")
     with _added_to(problems):
-        _distinct("model", shared["model"])
+        for name in models:
+            if shared["model"].count(name) > 1:
+                raise ConfigError(f"model {name!r} is given twice; give it once")
     with _added_to(problems):
         template = template_text(shared["chat_template"], shared["base_url"])
     with _added_to(problems):
@@ -361,13 +362,6 @@ def _request(name: str, options: Mapping[str, Any]) -> EvalRequest:
         processes=processes,
         record=record_environment(name, processes, settings=options["env"]),
     )
-
-
-def _distinct(what: str, names: Sequence[str]) -> list[str]:
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{what} {name!r} is given twice; give it once")
-    return list(names)
 
 
 def _api_key(variable: str | None) -> ApiKey:

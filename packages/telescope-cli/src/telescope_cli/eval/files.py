@@ -13,9 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from telescope_cli.eval.names import HERE, REASONS
 from telescope_cli.eval.selection import is_number
-from telescope_core.base.errors import ConfigError
+from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.json_text import read_json
 from telescope_core.base.types import Split
+from telescope_core.finding.locate import locate_environment
 from telescope_core.processes.settings import Isolation
 from telescope_core.settings.config import SUFFIXES, load_config, merged, read_settings_file
 
@@ -111,8 +112,36 @@ class FileSettings(NamedTuple):
     evals: Mapping[str, Given]
     """Environment -> its own settings."""
 
+    def of(self, environment: str) -> Given:
+        """Return the own settings of `environment`, which the files may name otherwise."""
+        if not self.evals or environment in self.evals:
+            return self.evals.get(environment, _NOTHING)
+        own = _environment_id(environment)
+        found = (given for name, given in self.evals.items() if _environment_id(name) == own)
+        return next(found, _NOTHING)
 
-NO_FILES = FileSettings(Given({}, {}), {})
+
+_NOTHING = Given({}, {})
+NO_FILES = FileSettings(_NOTHING, {})
+
+
+def _environment_id(name: str) -> str:
+    """Return an id that all names of one environment share; `name` itself if it is not found."""
+    try:
+        return locate_environment(name).id.partition("@")[0]
+    except TelescopeError:
+        return name
+
+
+def require_distinct(environments: Sequence[str]) -> None:
+    """Raise ConfigError if an environment is given twice, under whichever of its names."""
+    found: dict[str, str] = {}
+    for name in environments:
+        own = _environment_id(name)
+        if own in found:
+            also = "" if found[own] == name else f", also as {found[own]!r}"
+            raise ConfigError(f"environment {name!r} is given twice{also}; give it once")
+        found[own] = name
 
 
 def names_file(word: str) -> bool:
@@ -134,10 +163,13 @@ def read_files(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
     config = load_config(EvalFile, files, [], foreign_names=FOREIGN, refused_names=_REFUSED)
     origins = {name: file for file, one in documents.items() for name in one}
     shared = _as_options(config, origins)
-    tables = {name: Given({}, {}) for name in config.environments}
+    tables = dict.fromkeys(config.environments, _NOTHING)
+    try:
+        require_distinct([*config.environments, *(table.name for table in config.evals)])
+    except ConfigError as error:
+        where = dict.fromkeys(origins[one] for one in ("environments", "evals") if one in origins)
+        raise ConfigError(f"{', '.join(where)}: {error}") from None
     for table in config.evals:
-        if table.name in tables:
-            raise ConfigError(f"{origins['evals']}: {table.name!r} is given twice; give it once")
         own = f"[[evals]] in {origins['evals']}"
         tables[table.name] = _as_options(table, dict.fromkeys(EvalTable.model_fields, own))
     return FileSettings(shared, tables)
@@ -242,7 +274,7 @@ def options_for(
     line = Given(typed, dict.fromkeys(typed, "command line"))
     values: dict[str, Any] = {**context.params, "env": {}, "or_train": False}
     origins: dict[str, str] = {}
-    for one in (files.shared, files.evals.get(name, Given({}, {})), line):
+    for one in (files.shared, files.of(name), line):
         # What chooses examples in one way takes the place of the other ways.
         chosen = one.values.get("examples")
         if "example" in one.values or chosen is not None:
