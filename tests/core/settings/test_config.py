@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,17 +90,48 @@ def error(files: list[Path], *flags: str) -> str:
     [
         ("rate = 0.1\n\nsise = 2", "a.toml", 3),
         ("# sise\n[body]\nbody = 'sise'\n\nsise = 2", "a.toml", 5),
-        ("[fit]\nstop = [\n 'a',\n 2,\n]", "a.toml", 2),
+        ("[fit]\nstop = [\n 'a',\n 2,\n]", "a.toml", 4),
+        ("[fit]\nlimit = [\n 'a',\n 2,\n]", "a.toml", 2),
+        ('fit.limit = """\n[fit]\nsise = 1\n"""', "a.toml", 1),
+        ("items = [\n  {name = 'a'},\n  {name = 'b', nam = 3},\n]", "a.toml", 3),
+        ("items = [\n  {name = 'a'},\n  {},\n]", "a.toml", 3),
+        ("items = [{name = '\u2028'}]\nsise = 2", "a.toml", 2),
         ("fit.stop = 3", "a.toml", 1),
         ("stop = 3", "a.toml", 1),
         ("[[items]]\nname = 'a'\n[[items]]\nname = 'b'\nnam = 3", "a.toml", 5),
         ("body:\n  body: b\n  sise: 2", "a.yaml", 3),
         ("items:\n- name: a\n- name: b\n  nam: 3", "a.yaml", 4),
-        ("items: [{name: a},\n  {name: b, nam: 3}]\n", "a.yaml", 1),
+        ("items: [{name: a},\n  {name: b, nam: 3}]\n", "a.yaml", 2),
+        ('# [[\n{"fit": {\n  "stop": [\n"a",\n 2]}}', "a.yaml", 5),
+        ('{\n "items": [\n  {"name": "a"},\n  {}\n ]}', "a.yaml", 4),
+        ('items:\n- name: "a\u2028b"\nsise: 2', "a.yaml", 3),
     ],
 )
 def test_an_error_names_the_line_where_its_setting_begins(write, text, name, line):
     assert error([write(text, name)], "--body", "b").endswith(f" (line {line})")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("items = [\n  {name = 'a', parts = [\n  1], nam = 3},\n]", "a.toml"),
+        ("base: &base\n  nam: 3\nitems:\n- <<: *base\n  name: a", "a.yaml"),
+    ],
+)
+def test_no_line_is_named_rather_than_a_wrong_one(write, text, name):
+    found = error([write(text, name)], "--body", "b")
+    (told,) = (one for one in found.splitlines() if "items[0].nam:" in one)
+    assert "(line" not in told
+
+
+def test_a_file_of_yaml_is_not_read_again_for_each_of_its_lines(write, monkeypatch):
+    read, scan = [], yaml.scanner.Scanner.__init__
+    monkeypatch.setattr(yaml.scanner.Scanner, "__init__", lambda self: read.append(scan(self)))
+    entries = "".join(f"- name: n{number}\n" for number in range(100))
+    assert error([write(f"items:\n{entries}sise: 2", "a.yaml")], "--body", "b").endswith(
+        " (line 102)"
+    )
+    assert len(read) == 2
 
 
 def test_defaults_hold_where_nothing_is_said():

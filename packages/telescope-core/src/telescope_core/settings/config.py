@@ -13,6 +13,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -306,36 +307,75 @@ def _describe(problem: SettingProblem, names: Names, layers: _Layers) -> str:
 def line_text(origin: str, dotted: str) -> str:
     """Return ` (line N)` of a setting such as `evals[0].name` in a file; empty if it is not known.
 
-    The line is the first one with which the beginning of the file has the setting.
+    It is the line where the setting begins.
     """
     path = Path(origin)
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return ""
-    lines, begin = _read_text(path).splitlines(), 1
+    text = _read_text(path)
     parts = [int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", dotted)]
     # A setting may stand without its section, and a list in a section of the same name.
-    forms = [parts, parts[1:], [*parts[:1], *parts]]
-    whole = _parsed(path, lines)
-    form = next((form for form in forms if form and _has(whole, form)), None)
-    for number in range(1, len(lines) + 1) if form else ():
-        table = _parsed(path, lines[:number])
-        if table is _WITHIN:
-            continue
-        if _has(table, form or ()):
-            return f" (line {begin})"
-        begin = number + 1
-    return ""
+    forms = [form for form in (parts, parts[1:], [*parts[:1], *parts]) if form]
+    if path.suffix.lower() == ".toml":
+        number = _toml_line(text, forms)
+    else:
+        root = yaml.compose(text, Loader=_StrictLoader)
+        marks = (_yaml_mark(root, form) for form in forms)
+        mark = next((mark for mark in marks if mark is not None), None)
+        # Lines as editors count them: those of the mark also end at U+2028 and the like.
+        number = None if mark is None else text.count("\n", 0, mark.index) + 1
+    return "" if number is None else f" (line {number})"
 
 
-_WITHIN = object()
-"""The table of lines that end within a value."""
+def _yaml_mark(node: Any, parts: Sequence[str | int]) -> Any:
+    """Return the mark where the setting at `parts` below `node` begins; None = there is none."""
+    mark = None
+    for part in parts:
+        if isinstance(node, yaml.MappingNode):
+            found = next((pair for pair in node.value if pair[0].value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            found = (node.value[part],) * 2 if part < len(node.value) else None
+        else:
+            return None
+        if found is None:
+            return None
+        mark, node = found[0].start_mark, found[1]
+    return mark
 
 
-def _parsed(path: Path, lines: Sequence[str]) -> Any:
-    try:
-        return _table("\n".join(lines), path)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError):
-        return _WITHIN
+def _toml_line(text: str, forms: Sequence[Sequence[str | int]]) -> int | None:
+    """Return the line where the setting begins, at the first of the `forms` that is there.
+
+    It is in the shortest beginning of the file that has the setting, which is searched by halves.
+    Of a value of several lines, one that ends with an item of a list is a beginning too.
+    """
+    whole, lines = tomllib.loads(text), text.split("\n")
+    form = next((form for form in forms if _has(whole, form)), None)
+    if form is None:
+        return None
+    # The first lines up to `low` do not have it, those up to `high` do, and of those in between the
+    # ones from `top` on are no beginnings.
+    low, top, high = 0, len(lines), len(lines)
+    while low + 1 < top:
+        number = middle = (low + top) // 2
+        found = None
+        while number < top and (found := _begins(lines[:number], form)) is None:
+            number += 1
+        if found is False:
+            low = number
+        else:
+            top, high = middle, high if found is None else number
+    # What begins on an earlier line is this setting, or only the item that holds it.
+    key = lines[low].partition("=")[0].strip().rpartition(".")[2].strip("\"' ")
+    return low + 1 if low + 1 == high or key == form[-1] else None
+
+
+def _begins(lines: Sequence[str], form: Sequence[str | int]) -> bool | None:
+    """Return whether the first lines of a file have a setting; None if they end within a value."""
+    for end in ("", "]"):
+        with suppress(tomllib.TOMLDecodeError):
+            return _has(tomllib.loads("\n".join([*lines, end])), form)
+    return None
 
 
 def _has(table: Any, parts: Sequence[str | int]) -> bool:
