@@ -159,9 +159,10 @@ def test_a_table_overrides_the_file_and_the_command_line_overrides_both(place, c
     of_table, line = "[[evals]] in suite.toml", "command line"
     assert echo["origins"] == {
         **dict.fromkeys(["base_url", "env_isolation", "k", "stop"], "suite.toml"),
-        **dict.fromkeys(["temperature", "extra_body"], "later.yaml"),
-        **dict.fromkeys(["examples", "max_tokens"], of_table),
-        **dict.fromkeys(["rollouts", "seed", "env"], line),
+        **dict.fromkeys(["temperature", "extra_body", "extra_body.min_p"], "later.yaml"),
+        **dict.fromkeys(["examples", "max_tokens", "env.style"], of_table),
+        **dict.fromkeys(["rollouts", "seed", "env", "env.size"], line),
+        "extra_body.top_k": "suite.toml",
     }
     assert "max_tokens" not in loud["origins"]
 
@@ -206,6 +207,14 @@ def test_yaml_and_toml_say_the_same(place, capsys):
         ('[[evals]]\nname = "a"\nrollouts = [\n 1,\n]', ["expected a valid integer", "(line 3)"]),
         ('max_tokens = "many"', ["max_tokens: expected", "got 'many'", "(line 1)"]),
         ("rollouts = 0", ["rollouts", "(line 1)"]),
+        ('examples = "abc"', ["examples: expected", "0-9,20", "got 'abc' (line 1)"]),
+        ("examples = -1", ["examples: expected", "got -1 (line 1)"]),
+        ('[[evals]]\nname = "a"\nk = "a"', ["evals[0].k: expected", "got 'a' (line 3)"]),
+        ("k = []", ["k: expected", "got [] (line 1)"]),
+        ("k = true", ["k: expected", "(line 1)"]),
+        ('[[evals]]\nname = "a"\nmodel = "m"', ["set it at the top of the file (line 3)"]),
+        ('[[evals]]\nname = "a"\noutput = "o"', ["set it at the top of the file (line 3)"]),
+        ('[[evals]]\nname = "a"\nbase_url = "b"', ["set it at the top of the file (line 3)"]),
         ('\n[[evals]]\nsplit = "eval"', ["evals[0].name is required", "(line 2)"]),
         ("num_samples = 4", ["here it is called 'examples'"]),
         ('[[evals]]\nname = "a"\npass_k = [1]', ["here it is called 'k'", "(line 3)"]),
@@ -460,8 +469,12 @@ def test_problems_of_the_whole_command_are_told_together(place, capsys, monkeypa
 def test_the_text_fits_a_terminal_and_says_what_was_not_asked(more, capsys):
     (more / "suite.toml").write_text(SUITE)
     flags = ("--env-isolation", "none", "--split", "train", "--base-url", NOWHERE, "--dry-run")
-    assert telescope("suite.toml", "echo_env:Echo", *flags) == 0
-    assert "[[evals]] in suite.toml" in capsys.readouterr().out
+    extra = ("--extra-body", '{"repetition_penalty": 1.1}')
+    assert telescope("suite.toml", "echo_env:Echo", *extra, *flags) == 0
+    out = capsys.readouterr().out
+    assert "[[evals]] in suite.toml" in out
+    assert "20 (suite.toml)" in out
+    assert "1.1 (command line)" in out
     assert telescope("more_env:Talk", *flags) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

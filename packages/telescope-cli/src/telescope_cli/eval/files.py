@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from telescope_cli.eval.flags import parse_ks
 from telescope_cli.eval.names import HERE, REASONS
-from telescope_cli.eval.selection import is_number
+from telescope_cli.eval.selection import is_number, parse_selection
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.json_text import read_json
 from telescope_core.base.types import Split
@@ -29,16 +30,36 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Name = Annotated[str, Field(min_length=1)]
 
 
+def _check_examples(value: int | str) -> int | str:
+    try:
+        parse_selection(str(value), (), None)
+    except ConfigError:
+        raise ValueError("expected a number, all, or positions such as 0-9,20") from None
+    return value
+
+
+def _check_k(value: int | tuple[int, ...] | str) -> int | tuple[int, ...] | str:
+    try:
+        parse_ks(_ks_text(value))
+    except ConfigError:
+        raise ValueError("expected a number, or a list of numbers such as [1, 4]") from None
+    return value
+
+
+def _ks_text(value: int | tuple[int, ...] | str) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).replace(" ", "")
+
+
 class _PlayedSettings(BaseModel):
     """What may differ from environment to environment: the options of these names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    examples: int | str | None = None
+    examples: Annotated[int | str, AfterValidator(_check_examples)] | None = None
     example: tuple[str, ...] | None = None
     shuffle: int | None = None
     rollouts: _Count | None = None
-    k: int | tuple[int, ...] | str | None = None
+    k: Annotated[int | tuple[int, ...] | str, AfterValidator(_check_k)] | None = None
     split: Split | None = None
     temperature: _NotNegative | None = None
     top_p: _Share | None = None
@@ -104,6 +125,14 @@ class Given(NamedTuple):
     origins: Mapping[str, str]
 
 
+def _given(values: Mapping[str, Any], origin: str) -> Given:
+    """Return `values` as set in `origin`, and so are the entries of those that are tables."""
+    places = dict.fromkeys(values, origin)
+    for name in ("extra_body", "env"):
+        places |= dict.fromkeys((f"{name}.{key}" for key in values.get(name) or ()), origin)
+    return Given(values, places)
+
+
 class FileSettings(NamedTuple):
     """What settings files say."""
 
@@ -161,8 +190,11 @@ def read_files(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
     if any("run" in one or "number_of_steps" in one for one in documents.values()):
         return _of_training(files, is_folder=is_folder)
     config = load_config(EvalFile, files, [], foreign_names=FOREIGN, refused_names=_REFUSED)
-    origins = {name: file for file, one in documents.items() for name in one}
-    shared = _as_options(config, origins)
+    origins: dict[str, str] = {}
+    for file, one in documents.items():
+        origins |= _given(one, file).origins
+    options = _as_options(config)
+    places = {one: file for one, file in origins.items() if one.partition(".")[0] in options}
     tables = dict.fromkeys(config.environments, _NOTHING)
     try:
         require_distinct([*config.environments, *(table.name for table in config.evals)])
@@ -171,11 +203,11 @@ def read_files(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
         raise ConfigError(f"{', '.join(where)}: {error}") from None
     for table in config.evals:
         own = f"[[evals]] in {origins['evals']}"
-        tables[table.name] = _as_options(table, dict.fromkeys(EvalTable.model_fields, own))
-    return FileSettings(shared, tables)
+        tables[table.name] = _given(_as_options(table), own)
+    return FileSettings(Given(options, places), tables)
 
 
-def _as_options(settings: _PlayedSettings, origins: Mapping[str, str]) -> Given:
+def _as_options(settings: _PlayedSettings) -> dict[str, Any]:
     """Return the settings as values that the command's options have."""
     found = settings.model_dump(
         exclude_none=True, exclude_unset=True, exclude={"evals", "environments", "name"}
@@ -184,12 +216,12 @@ def _as_options(settings: _PlayedSettings, origins: Mapping[str, str]) -> Given:
         if name == "examples":
             found[name] = str(value)
         elif name == "k":
-            found[name] = str(value).strip("()[] ,").replace(" ", "")
+            found[name] = _ks_text(value)
         elif name == "model" and isinstance(value, str):
             found[name] = [value]
         elif name == "output":
             found[name] = Path(value)
-    return Given(found, {name: origins[name] for name in found})
+    return found
 
 
 def _of_training(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
@@ -216,8 +248,8 @@ def _of_training(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
     evals: dict[str, Given] = {}
     for entry in config.evals.evals:
         values = _training_options(config, entry)
-        evals[entry.name] = Given(values, dict.fromkeys(values, told))
-    return FileSettings(Given(shared, dict.fromkeys(shared, told)), evals)
+        evals[entry.name] = _given(values, told)
+    return FileSettings(_given(shared, told), evals)
 
 
 def _training_options(config: "TrainConfig", entry: "EvalEntry") -> dict[str, Any]:
@@ -271,7 +303,7 @@ def options_for(
         typed["extra_body"] = read_extra_body(typed["extra_body"])
     if env:
         typed["env"] = env
-    line = Given(typed, dict.fromkeys(typed, "command line"))
+    line = _given(typed, "command line")
     values: dict[str, Any] = {**context.params, "env": {}, "or_train": False}
     origins: dict[str, str] = {}
     for one in (files.shared, files.of(name), line):

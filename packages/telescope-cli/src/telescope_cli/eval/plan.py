@@ -58,7 +58,8 @@ class PlannedEval:
     max_requests: int | None
     """Most requests to each model, but for those that are repeated; None = not known."""
     origins: Mapping[str, str]
-    """Option -> the settings file that has it, or `command line`; others are at their default."""
+    """Option, or entry of a table such as `extra_body.top_k` -> the settings file that has it, or
+    `command line`; others are at their default."""
     secrets: Mapping[str, bool]
     """Each variable that its code may read, and whether it is set."""
     first: FirstPrompt
@@ -266,8 +267,7 @@ def _rows(one: PlannedEval) -> Iterator[str]:
     }.items():
         if value not in (None, []):
             text = value if isinstance(value, str) else json.dumps(value)
-            given_in = "extra_body" if name in sampling.extra else name
-            origin = one.origins.get(name) or one.origins.get(given_in, "default")
+            origin = one.origins.get(f"extra_body.{name}") or one.origins.get(name, "default")
             yield row(name, f"{text} ({origin})")
 
 

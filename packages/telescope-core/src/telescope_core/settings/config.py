@@ -399,7 +399,10 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
         )
     text = _read_text(path)
     try:
-        table = _table(text, path)
+        if path.suffix.lower() == ".toml":
+            table = tomllib.loads(text)
+        else:
+            table = yaml.load(text, Loader=_StrictLoader)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be parsed: {error}") from None
     except RecursionError:
@@ -414,11 +417,6 @@ def read_settings_file(path: Path) -> dict[str, JsonValue]:
         return cast(dict[str, JsonValue], _check_plain(cast(object, table), path, ""))
     except RecursionError:
         raise ConfigError(_too_deep(path)) from None
-
-
-def _table(text: str, path: Path) -> Any:
-    is_toml = path.suffix.lower() == ".toml"
-    return tomllib.loads(text) if is_toml else yaml.load(text, Loader=_StrictLoader)
 
 
 def _too_deep(path: Path) -> str:

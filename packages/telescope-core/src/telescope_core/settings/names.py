@@ -202,6 +202,9 @@ def _answer(one: Unknown, names: Names) -> _Answer:
         answer = _in_another_section(path, names)
     if answer is not None:
         return answer
+    if one.candidates is not None and names.leaves.get(key) == (key,):
+        text = f"{key!r} is a setting, but not of each entry; set it at the top of the file"
+        return _Answer("here", text, f"{key} at the top of the file")
     for table, fields in names.tables.items():
         if key in fields and one.candidates is None:
             how = "set it there in a settings file"
