@@ -345,6 +345,18 @@ def test_a_training_is_evaluated_with_its_model_and_its_own_errors(more, capsys,
     assert "telescope-cli[train]" in refused(capsys, "run.toml")
 
 
+def test_a_file_of_another_command_is_named(more, capsys):
+    (more / "run.toml").write_text(TRAINING)
+    (more / "own.toml").write_text(f'base_url = "{NOWHERE}"\n')
+    for order in (("run.toml", "own.toml"), ("own.toml", "run.toml")):
+        error = refused(capsys, *order)
+        assert "own.toml: base_url: unknown setting" in error
+        assert "because run.toml has 'run'" in error
+    for text in ("number_of_steps = 9", "number_of_epochs = 1", 'dataset = "a.jsonl"'):
+        (more / "sft.toml").write_text(f'model = "m"\noutput = "taught"\n{text}\n')
+        assert "telescope sft" in refused(capsys, "sft.toml")
+
+
 class Heard:
     """An endpoint that keeps the requests that it gets."""
 

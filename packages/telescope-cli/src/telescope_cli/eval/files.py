@@ -118,6 +118,10 @@ _REFUSED = {
 }
 
 
+_OF_SFT = {"number_of_steps", "number_of_epochs", "dataset"}
+"""Settings of which a file of `telescope sft` has one, beside `output`."""
+
+
 class Given(NamedTuple):
     """Values of options, and where each was set."""
 
@@ -187,8 +191,24 @@ def read_files(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
     if not files:
         return NO_FILES
     documents = {str(path): read_settings_file(path) for path in files}
-    if any("run" in one or "number_of_steps" in one for one in documents.values()):
-        return _of_training(files, is_folder=is_folder)
+    for file, one in documents.items():
+        if "output" in one and not one.keys().isdisjoint(_OF_SFT) and "run" not in one:
+            raise ConfigError(
+                f"{file}: these are settings of `telescope sft`, which has no evals; write: "
+                f"telescope eval ENVIRONMENT --model {one['output']}"
+            )
+        if (
+            mark := next((name for name in ("run", "number_of_steps") if name in one), None)
+        ) is None:
+            continue
+        try:
+            return _of_training(files, is_folder=is_folder)
+        except ConfigError as error:
+            if len(files) == 1:
+                raise
+            raise ConfigError(
+                f"{error}\nAll files were read as those of a training, because {file} has {mark!r}"
+            ) from None
     config = load_config(EvalFile, files, [], foreign_names=FOREIGN, refused_names=_REFUSED)
     origins: dict[str, str] = {}
     for file, one in documents.items():
