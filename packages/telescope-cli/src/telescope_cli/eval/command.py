@@ -223,7 +223,7 @@ def eval_command(
     report: ReportOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Measure models on environments: mean reward, pass@k and pass^k with 95% intervals.
+    """Measure models on environments: mean reward, pass@k, pass^k and maj@k, with 95% intervals.
 
     Several environments, and --model several times, are evaluated one after the other. Settings of
     the environments themselves are flags that begin with --env, such as --env.max_number. Options
