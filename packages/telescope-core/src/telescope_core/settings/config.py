@@ -319,7 +319,7 @@ def line_text(origin: str, dotted: str) -> str:
     if path.suffix.lower() == ".toml":
         number = _toml_line(text, forms)
     else:
-        root = yaml.compose(text, Loader=_StrictLoader)
+        root = cast(Any, yaml.compose(text, Loader=_StrictLoader))
         marks = (_yaml_mark(root, form) for form in forms)
         mark = next((mark for mark in marks if mark is not None), None)
         # Lines as editors count them: those of the mark also end at U+2028 and the like.
@@ -349,8 +349,8 @@ def _toml_line(text: str, forms: Sequence[Sequence[str | int]]) -> int | None:
     It is in the shortest beginning of the file that has the setting, which is searched by halves.
     Of a value of several lines, one that ends with an item of a list is a beginning too.
     """
-    whole, lines = tomllib.loads(text), text.split("\n")
-    form = next((form for form in forms if _has(whole, form)), None)
+    lines = text.split("\n")
+    form = next((form for form in forms if _begins(lines, form)), None)
     if form is None:
         return None
     # The first lines up to `low` do not have it, those up to `high` do, and of those in between the
@@ -372,19 +372,17 @@ def _toml_line(text: str, forms: Sequence[Sequence[str | int]]) -> int | None:
 
 def _begins(lines: Sequence[str], form: Sequence[str | int]) -> bool | None:
     """Return whether the first lines of a file have a setting; None if they end within a value."""
-    for end in ("", "]"):
+    table: Any = None
+    for end in ("]", ""):
         with suppress(tomllib.TOMLDecodeError):
-            return _has(tomllib.loads("\n".join([*lines, end])), form)
-    return None
-
-
-def _has(table: Any, parts: Sequence[str | int]) -> bool:
-    for part in parts:
-        try:
+            table = tomllib.loads("\n".join([*lines, end]))
+    if table is None:
+        return None
+    with suppress(LookupError, TypeError):
+        for part in form:
             table = table[part]
-        except (LookupError, TypeError):
-            return False
-    return True
+        return True
+    return False
 
 
 SUFFIXES = (".toml", ".yaml", ".yml")

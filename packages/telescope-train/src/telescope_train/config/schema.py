@@ -231,8 +231,7 @@ class EvalEntry(Section):
     rollouts: Count = 4
     """Rollouts per example."""
     pass_k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
-    """Values of k for which pass@k, and for k above 2 maj@k, are reported; none above
-    `rollouts`."""
+    """Values of k for pass@k, and for k above 2 also for maj@k; none above `rollouts`."""
     temperature: NotNegative = 1.0
     """Sampling temperature; 0 = greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
