@@ -248,6 +248,8 @@ def test_yaml_scalars_are_those_of_version_1_2(write):
             "'size' is a setting, but it does not belong to [fit]; set it in [body]",
         ),
         ("[fit]\nitems = []", "set it above the first [section]"),
+        ("[[items]]\nitems = []", "items[0].items: 'items' is a setting, but not of each entry; "),
+        ("[[items]]\nrate = 1", "set it in [fit]"),
         ("lr = 1", "here it is called 'rate' (fit.rate)"),
         ("[fit]\nlr = 1", "here it is called 'rate' (fit.rate)"),
         ("coarse = 1", "coarse: 'coarse' is no setting here: it would be wrong; use rate"),

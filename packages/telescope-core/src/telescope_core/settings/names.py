@@ -202,9 +202,11 @@ def _answer(one: Unknown, names: Names) -> _Answer:
         answer = _in_another_section(path, names)
     if answer is not None:
         return answer
-    if one.candidates is not None and names.leaves.get(key) == (key,):
-        text = f"{key!r} is a setting, but not of each entry; set it at the top of the file"
-        return _Answer("here", text, f"{key} at the top of the file")
+    home = names.leaves.get(key) if one.candidates is not None else None
+    if home is not None:
+        place = f"in [{home[0]}]" if len(home) > 1 else "at the top of the file"
+        text = f"{key!r} is a setting, but not of each entry; set it {place}"
+        return _Answer("here", text, ".".join(home))
     for table, fields in names.tables.items():
         if key in fields and one.candidates is None:
             how = "set it there in a settings file"
