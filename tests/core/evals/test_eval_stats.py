@@ -61,6 +61,7 @@ def test_majority_at_k_equals_enumeration_of_subsets(case):
     votes = tuple((len(ok), sum(ok)) for answer, ok in solved.items() if answer is not None)
     found = majority_at_k(votes, len(solved.get(None, [])), k)
     assert found == pytest.approx(float(total / num_subsets))
+    assert 0.0 <= found <= 1.0
 
 
 def test_a_majority_of_many_is_found_in_whole_numbers():

@@ -75,7 +75,13 @@ def sft_command(
 
 def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     """Run with a progress bar; returns the last measurement."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
     from rich.text import Text
 
     from telescope_cli.console import EscapingConsole
@@ -87,23 +93,22 @@ def _run(config: "SftConfig", *, is_quiet: bool) -> "SftRow":
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}{task.fields[of]} steps"),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
         TimeElapsedColumn(),
         console=EscapingConsole(stderr=True),
         disable=is_quiet,
     )
     # How many steps some epochs are is known once the examples are.
     total = config.number_of_steps if config.number_of_epochs is None else None
-    of = "" if total is None else f"/{total}"
-    task = progress.add_task("reading examples", total=total, of=of)
+    task = progress.add_task("reading examples", total=total)
 
     def show(row: "SftRow") -> None:
         rows.append(row)
         loss = row.metrics.get("loss/total")
         shown = f"loss {format_metric(loss)}, " if loss is not None else ""
         about = f"{shown}accuracy {row.accuracy:.3f}"
-        total, of = row.num_steps, f"/{row.num_steps}"
-        progress.update(task, completed=row.step, description=about, total=total, of=of)
+        progress.update(task, completed=row.step, total=row.num_steps, description=about)
 
     def tell(line: str) -> None:
         progress.console.print(Text(line), soft_wrap=True)

@@ -197,17 +197,20 @@ def read_files(files: Sequence[Path], *, is_folder: bool) -> FileSettings:
                 f"{file}: these are settings of `telescope sft`, which has no evals; write: "
                 f"telescope eval ENVIRONMENT --model {one['output']}"
             )
-        if (
-            mark := next((name for name in ("run", "number_of_steps") if name in one), None)
-        ) is None:
-            continue
+    of_training = [
+        f"{file} has {name!r}"
+        for file, one in documents.items()
+        for name in ("run", "number_of_steps")
+        if name in one
+    ]
+    if of_training:
         try:
             return _of_training(files, is_folder=is_folder)
         except ConfigError as error:
             if len(files) == 1:
                 raise
             raise ConfigError(
-                f"{error}\nAll files were read as those of a training, because {file} has {mark!r}"
+                f"{error}\nAll files were read as those of a training, because {of_training[0]}"
             ) from None
     config = load_config(EvalFile, files, [], foreign_names=FOREIGN, refused_names=_REFUSED)
     origins: dict[str, str] = {}

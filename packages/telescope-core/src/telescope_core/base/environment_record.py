@@ -47,7 +47,9 @@ class EnvironmentRecord:
     def about(self) -> str:
         """Its id, version and place in words, for a plan."""
         parts = [f"{self.id} {self.version}".rstrip(), _PLACES[self.place]]
-        return ", ".join([*parts, f"digest {self.digest[:_SHORT]}"][: 3 if self.digest else 2])
+        if self.digest:
+            parts.append(f"digest {self.digest[:_SHORT]}")
+        return ", ".join(parts)
 
     @property
     def text(self) -> str:

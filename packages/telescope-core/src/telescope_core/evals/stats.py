@@ -126,7 +126,8 @@ def majority_at_k(votes: tuple[tuple[int, int], ...], num_without: int, k: int) 
         for (size, tied), (_, good) in _votes_of(able, most, k, n).items():
             if tied and k - size < len(others):
                 right += good * others[k - size] / tied
-    return right / _draws_of_each(n, k, n)[k]
+    # Rounding must not make a share of more than all.
+    return min(1.0, right / _draws_of_each(n, k, n)[k])
 
 
 def _votes_of(

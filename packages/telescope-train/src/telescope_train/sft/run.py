@@ -208,10 +208,10 @@ def prepare(config: SftConfig, tell: Callable[[str], None]) -> PreparedSft:
         raise ConfigError(problem)
     tokenizer = _tokenizer(config)
     samples = _samples(config, tokenizer, point, tell)
-    in_all = in_steps(config, len(samples.learnt))
-    if point is not None and in_all is not config:
-        require_steps_left(point, in_all)
-    return PreparedSft(config=in_all, point=point, tokenizer=tokenizer, samples=samples)
+    config = in_steps(config, len(samples.learnt))
+    if point is not None:
+        require_steps_left(point, config)
+    return PreparedSft(config=config, point=point, tokenizer=tokenizer, samples=samples)
 
 
 def _samples(

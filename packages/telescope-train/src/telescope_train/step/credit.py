@@ -149,7 +149,6 @@ def assign_credit(
     shaped = partial(_shaped, scale=scale, shaping=shaping)
     rewards = {key: shaped(rollouts, None) for key, rollouts in usable.items()}
     advantages = _advantages(rewards, rules.algorithm, rules.norm)
-    whole = partial(_shaped, scale=RewardScale(ranges=scale.ranges), shaping=shaping)
     leaves_out = config.rollout.discard_group_zero_advantage and _divides_by_batch(rules)
     if leaves_out:
         # Zeros would lower the deviation, and the fewer groups teach, the larger would be the step.
@@ -189,6 +188,9 @@ def assign_credit(
     trained = [r for r in remaining if (r.group_id, r.index) not in filtered]
     samples = _samples(trained, branches, rules, built or {})
     of_agents = {(r.group_id, r.index): told for r in everything if (told := branches.told(r))}
+    as_a_whole = partial(_shaped, scale=replace(scale, weights=None), shaping=shaping)
+    by_part = scale.weights is not None
+    whole = {key: as_a_whole(one, None) for key, one in usable.items()} if by_part else rewards
     told = {key: [one] for key, one in by_rollout.items()} | {
         key: list(agents.values()) for key, agents in of_agents.items()
     }
@@ -208,7 +210,7 @@ def assign_credit(
         | shaping.metrics
         | _spread("final_reward", [r.reward for r in trained if r.reward is not None])
         | _spread("advantage", [one for r in trained for one in told[r.group_id, r.index]])
-        | _correlation({key: whole(one, None) for key, one in usable.items()}, advantages)
+        | _correlation(whole, advantages)
         | _signal(groups, samples, rules.algorithm.weighting),
     )
 
