@@ -140,6 +140,7 @@ async def test_without_answers_there_is_no_vote():
     assert not result.majority_at
     assert not any(task.majority for task in result.tasks)
     # One that tells nothing is wrong where others of the eval do tell.
+    rows.sort(key=lambda row: (row.example_id, row.index))  # They came as they finished.
     rows[0] = replace(rows[0], tags={"answer": "0"})
     result = result_of(rows, asked, await opened().describe(), model="m", duration_s=1.0)
     assert sorted(task.majority[3] for task in result.tasks) == [0.0, 0.0, 0.0, 1.0]
