@@ -82,5 +82,5 @@ async def test_the_reward_rises(tiny, algorithm):
 
 
 def test_all_algorithms_are_among_them():
-    ten = "cispo dapo dppo dr_grpo grpo gspo maxrl reinforce_pp rloo sapo"
-    assert set(ten.split()) <= set(known_algorithms())
+    all_of_them = "cispo dapo dppo dr_grpo gmpo grpo gspo maxrl reinforce_pp rloo sapo"
+    assert set(all_of_them.split()) <= set(known_algorithms())

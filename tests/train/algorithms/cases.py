@@ -75,6 +75,10 @@ OWN = {
     "dr_grpo": {"per_token": {"algorithm": "cases:PER_TOKEN"}},
     "cispo": {"bounds": {"clip_low": 0.3, "clip_high": 0.4}},
     "gspo": {"bounds": {"clip_low": 0.2, "clip_high": 0.3}},
+    "gmpo": {
+        "tight": {"clip_low": 0.02, "clip_high": 0.03},
+        "bounds": {"clip_low": 0.2, "clip_high": 0.6, "clip_ratio_c": 1.1},
+    },
     "sapo": {"steep": {"algorithm": "cases:STEEP", "advantage_norm": "batch"}},
     "dppo": {
         "tight": {"dppo_threshold": 0.02},
@@ -92,7 +96,7 @@ def forms_of(algorithm: str) -> dict[str, dict]:
     return {**forms, **WITH_RATIO, **(CLIPPED if algorithm == "dapo" else {})}
 
 
-ALGORITHMS = (*PLAIN, "cispo", "gspo", "sapo", "dppo", "dapo")
+ALGORITHMS = (*PLAIN, "cispo", "gspo", "gmpo", "sapo", "dppo", "dapo")
 
 
 def section_of(algorithm: str, form: str) -> AlgorithmSection:

@@ -27,6 +27,7 @@ OTHERS = {"kl_penalty_tau": 0.1, "kl_estimator": "k3", "entropy_coef": 0.05}
 OBJECTIVES = {
     "gspo": {"algorithm": "gspo", "clip_low": 0.5, "clip_high": 0.9, **OTHERS},
     "dapo decoupled": {"algorithm": "dapo", "use_decoupled_loss": True, **OTHERS},
+    "gmpo": {"algorithm": "gmpo", "clip_low": 0.02, "clip_high": 0.02, **OTHERS},
     "sapo": {"algorithm": "sapo", **OTHERS},
     "dppo": {"algorithm": "dppo", "dppo_threshold": 0.01, **OTHERS},
     "dr_grpo masked": {

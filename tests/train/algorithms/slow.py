@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass, field
 
 PLAIN = ("grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo", "maxrl")
-CLIPS = {"cispo": (1.0, 4.0), "gspo": (3e-4, 4e-4), "dapo": (0.2, 0.28)}
-WEIGHTING = {"dr_grpo": "constant", "gspo": "sequence", "sapo": "sequence"}
+CLIPS = {"cispo": (1.0, 4.0), "gspo": (3e-4, 4e-4), "gmpo": (0.33, 0.49), "dapo": (0.2, 0.28)}
+WEIGHTING = {"dr_grpo": "constant", **dict.fromkeys(("gspo", "gmpo", "sapo"), "sequence")}
 DEFAULTS = {
     "advantage_norm": "group",
     "use_ppo_clip": False,
@@ -140,6 +140,24 @@ def is_outside(s: dict, token: Token, advantage: float) -> bool:
     return distance > limit and (policy > sampler if advantage > 0 else policy < sampler)
 
 
+def geometric(s: dict, chain: list[Token], token: Token, advantage: float) -> tuple[float, float]:
+    """GMPO: the product of the clipped ratios, to the power of one over their number."""
+
+    def held(one: Token) -> tuple[float, bool]:
+        ratio = math.exp(one.policy - old_logprob(s, one))
+        bounded = min(max(ratio, 1 - s["clip_low"]), 1 + s["clip_high"])
+        chosen = min(ratio * advantage, bounded * advantage)
+        return abs(chosen / advantage), chosen != ratio * advantage
+
+    if not advantage:
+        return 0.0, 0.0
+    loss = -(math.prod(held(one)[0] for one in chain) ** (1 / len(chain))) * advantage
+    c = 3.0 if s["clip_ratio_c"] is None else s["clip_ratio_c"]
+    if advantage < 0 and loss > -c * advantage:
+        return -c * advantage, 0.0
+    return loss, 0.0 if held(token)[1] else loss
+
+
 def policy_term(
     algorithm: str, s: dict, chain: list[Token], token: Token, advantage: float
 ) -> tuple[float, float]:
@@ -150,6 +168,8 @@ def policy_term(
     if algorithm == "gspo":
         ratio = math.exp(mean([t.policy - old_logprob(s, t) for t in chain]))
         return clipped(ratio, advantage, s)
+    if algorithm == "gmpo":
+        return geometric(s, chain, token, advantage)
     if algorithm == "dppo":
         largest = 5.0 if s["clip_ratio_c"] is None else s["clip_ratio_c"]
         weight = 0.0 if is_outside(s, token, advantage) else min(ratio, largest)
@@ -168,7 +188,7 @@ def correction(algorithm: str, s: dict, chain: list[Token], token: Token) -> flo
     weight = 1.0
     proximal = token.proximal if s["recompute_logprob"] else token.behavior
     if s["use_tis"]:
-        has_ratio = algorithm in ("cispo", "gspo", "sapo", "dppo") or s["use_ppo_clip"]
+        has_ratio = algorithm in ("cispo", "gspo", "gmpo", "sapo", "dppo") or s["use_ppo_clip"]
         x = (proximal if has_ratio else token.policy) - token.behavior
         w = math.exp(min(max(x, -20.0), 20.0))
         if s["tis_mode"] == "icepop":

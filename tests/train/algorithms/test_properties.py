@@ -120,7 +120,7 @@ def test_on_policy_the_gradient_is_that_of_the_paper(algorithm):
         (loss_of(section)(terms).loss_T * weights_T).sum().backward()
         if algorithm == "dr_grpo" and form != "per_token":
             shares = [1 / (3 * LIMIT)] * 3
-        elif algorithm in ("gspo", "sapo"):
+        elif algorithm in ("gspo", "gmpo", "sapo"):
             shares = [1 / (3 * length) for length in lengths]
         else:
             shares = [1 / 7] * 3
@@ -157,6 +157,38 @@ def test_gspo_is_the_paper_s_sequence_objective_without_another_length_factor():
     ratios = torch.stack([part.mean().exp() for part in parts])
     (-(ratios * torch.tensor(advantages)).mean()).backward()
     torch.testing.assert_close(terms.logprobs_T.grad, policy_T.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.33, 0.49), (0.02, 0.03), (0.9, 50.0)])
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios(low, high):
+    """The paper's objective over whole sequences, in plain ratios, differentiated by autograd."""
+    generator = np.random.default_rng(1)
+    advantages, lengths = [1.0, -1.0, 0.5, -0.2], (40, 200, 7, 1)
+    rollouts = []
+    for length in lengths:
+        old = -generator.random(length) - 1
+        new = old + generator.normal(0, 0.4, length)
+        tokens = [Token(a, b, 0, 0, 1.0) for a, b in zip(new, old, strict=True)]
+        rollouts.append(Rollout(0, 0.0, [tokens]))
+    section = AlgorithmSection(algorithm="gmpo", clip_low=low, clip_high=high)
+    terms = terms_of(rollouts, advantages)
+    found = loss_of(section)(terms)
+    loss = (found.loss_T * weights_of(rollouts, section, torch.float64)).sum()
+    loss.backward()
+    policy_T = terms.logprobs_T.detach().clone().requires_grad_()
+    expected = 0.0
+    for new_T, old_T, advantage in zip(
+        policy_T.split(lengths), terms.behavior_logprobs_T.split(lengths), advantages, strict=True
+    ):
+        ratios_T = (new_T - old_T).exp()
+        bounded_T = ratios_T.clamp(1 - low, 1 + high)
+        least_T = torch.minimum(ratios_T * advantage, bounded_T * advantage) / advantage
+        expected = expected - advantage * least_T.prod() ** (1 / len(new_T)) / len(lengths)
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(terms.logprobs_T.grad, policy_T.grad, rtol=1e-11, atol=1e-16)
+    assert found.metrics["clip_fraction/low"].any() == (low < 0.9)
+    assert found.metrics["clip_fraction/high"].any() == (high < 50.0)
 
 
 def test_fractions_count_where_a_bound_binds():

@@ -45,6 +45,7 @@ def test_defaults_are_those_of_the_papers():
         "maxrl": plain,
         "cispo": ("token", None, 1.0, 4.0, 2),
         "gspo": ("sequence", None, 3e-4, 4e-4, 2),
+        "gmpo": ("sequence", None, 0.33, 0.49, 2),
         "sapo": ("sequence", None, None, None, 2),
         "dppo": ("token", None, None, None, 2),
         "dapo": ("token", True, 0.2, 0.28, 2),

@@ -22,7 +22,7 @@ BATCH = ["--ppo_clip_ref_logprobs", "batch"]
 TIS = "--use_tis"
 IN_STEP = "--max_async_rollout=0"
 ICEPOP = [TIS, "--tis_mode", "icepop"]
-GSPO, SAPO, DPPO = (["--algorithm", name] for name in ("gspo", "sapo", "dppo"))
+GSPO, GMPO, SAPO, DPPO = (["--algorithm", name] for name in ("gspo", "gmpo", "sapo", "dppo"))
 
 EFFECTIVE: dict[str, tuple[list[str], str]] = {
     "algorithm": ([], "rloo"),
@@ -51,7 +51,9 @@ EFFECTIVE: dict[str, tuple[list[str], str]] = {
 
 NO_EFFECT: dict[str, list[tuple[list[str], str]]] = {
     "advantage_norm": [(["--algorithm", name], "batch") for name in ("rloo", "dr_grpo", "maxrl")],
-    "use_ppo_clip": [(["--algorithm", name], "true") for name in ("cispo", "gspo", "sapo", "dppo")],
+    "use_ppo_clip": [
+        (["--algorithm", name], "true") for name in ("cispo", "gspo", "gmpo", "sapo", "dppo")
+    ],
     "clip_low": [([], "0.1"), (SAPO, "0.1"), (["--algorithm", "dapo", CLIP, "false"], "0.1")],
     "clip_high": [([], "0.1"), (SAPO, "0.1"), (DPPO, "0.1")],
     "clip_ratio_c": [([], "3"), (["--algorithm", "cispo"], "3"), (SAPO, "3")],
@@ -193,6 +195,7 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
         ([TIS, "--algorithm", "dapo"], "use_tis and use_ppo_clip both weight a token"),
         ([TIS, "--algorithm", "cispo"], "use_tis and the loss of cispo both weight a token"),
         ([TIS, *GSPO], "use_tis and the loss of gspo"),
+        ([TIS, *GMPO], "use_tis and the loss of gmpo"),
         ([TIS, *SAPO], "use_tis and the loss of sapo"),
         ([TIS, *DPPO], "use_tis and the loss of dppo"),
         ([*DPPO, "--dppo_threshold", "1"], "dppo_threshold must be below 1 with the divergence tv"),
@@ -205,6 +208,8 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
         (["--use_decoupled_loss"], "only with use_ppo_clip; set use_ppo_clip = true"),
         ([CLIP, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
         ([*GSPO, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
+        ([*GMPO, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
+        ([*GMPO, "--clip_low", "0", "--clip_high", "0"], "clip_low and clip_high are both 0"),
         ([*ICEPOP, "--tis_floor", "2.5"], "tis_floor (2.5) must be below tis_cap (2)"),
         (["--group_size", "1"], "use reinforce_pp, which needs no group"),
         (["--group_size", "1", "--algorithm", "maxrl"], "at least 2 for maxrl, got 1"),

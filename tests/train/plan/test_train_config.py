@@ -188,6 +188,9 @@ def test_every_setting_is_read_by_the_trainer():
             "prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch",
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
+        (["--algorithm", "geo_mean"], "unknown algorithm 'geo_mean': it is called gmpo here"),
+        (["--algorithm", "dppo_kl"], "it is dppo, with dppo_divergence"),
+        (["--algorithm", "clip-cov"], "a wide clip_high, as in dapo, or entropy_coef"),
         (["--algorithm", "gdpo"], "unknown algorithm 'gdpo': it is grpo, or another that divides"),
         (["--algorithm", "Lite-PPO"], 'it is grpo with advantage_norm = "batch"'),
         (

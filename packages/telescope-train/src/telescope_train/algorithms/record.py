@@ -78,6 +78,17 @@ class Algorithm:
 
 _OTHERS = {
     "gdpo": 'it is grpo, or another that divides, with advantage_norm = "parts"',
+    "geo_mean": "it is called gmpo here",
+    **dict.fromkeys(
+        ("dppo_tv", "dppo_kl"), 'it is dppo, with dppo_divergence = "tv" (the default) or "kl"'
+    ),
+    **dict.fromkeys(
+        ("gpg", "opo"), "rloo and dr_grpo are the plain policy gradient with the group's baseline"
+    ),
+    **dict.fromkeys(
+        ("clip_cov", "kl_cov"),
+        "what keeps the entropy up here is a wide clip_high, as in dapo, or entropy_coef",
+    ),
     "lite_ppo": 'it is grpo with advantage_norm = "batch" and use_ppo_clip = true',
     "remax": "rloo compares with the other answers instead of with a greedy one",
     **dict.fromkeys(

@@ -28,7 +28,7 @@ class AlgorithmSection(Section):
     """Upper clip distance; null = the algorithm's own."""
     clip_ratio_c: Annotated[float, Field(gt=1)] | None = None
     """Dual clip: the loss of a token with a negative advantage A is at most this times -A; null = 3
-    with `use_ppo_clip` and for GSPO; in DPPO the largest weight of any token, 5. A large number
+    with `use_ppo_clip`, GSPO and GMPO; in DPPO the largest weight of any token, 5. A large number
     turns it off: a single token may then outweigh all others."""
     dppo_divergence: Literal["tv", "kl"] = "tv"
     """Divergence of policy and sampler at a token, with `dppo`: `tv` = the difference of its two

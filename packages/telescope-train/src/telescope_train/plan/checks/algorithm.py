@@ -152,13 +152,15 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm: use_decoupled_loss needs a ratio to old log-probs, which "
             f"{algorithm.name} has only with use_ppo_clip; set use_ppo_clip = true"
         )
-    has_ppo_clip = algorithm.use_ppo_clip is not None and settings.use_ppo_clip
-    if settings.clip_low == 1 and (has_ppo_clip or algorithm.name == "gspo"):
+    is_bounded = settings.use_ppo_clip
+    if algorithm.use_ppo_clip is None:
+        is_bounded = algorithm.clip_low not in (None, 1)
+    if settings.clip_low == 1 and is_bounded:
         yield (
             "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
             "bound would never apply; use the algorithm's own, or a value such as 0.2"
         )
-    if settings.clip_low == settings.clip_high == 0 and (has_ppo_clip or algorithm.name == "gspo"):
+    if settings.clip_low == settings.clip_high == 0 and is_bounded:
         yield (
             "algorithm.clip_low and clip_high are both 0, which stops the gradient of every token "
             "that has moved at all in the right direction; use the algorithm's own, or values such "
