@@ -188,6 +188,18 @@ def test_every_setting_is_read_by_the_trainer():
             "prompt_prefetch_buffer_size has no effect without enable_prompt_prefetch",
         ),
         (["--algorithm", "grop"], "unknown algorithm 'grop'; did you mean 'grpo'"),
+        (["--algorithm", "grpo_passk"], "it is rloo or dr_grpo with pass_at_k above 1"),
+        (
+            ["--pass_at_k", "2"],
+            "pass_at_k = 2 changes nothing where rewards are right or wrong, if advantages are "
+            "divided by the deviation of the group, as with grpo; set advantage_norm = 'batch'",
+        ),
+        (["--pass_at_k", "2", "--advantage_norm", "parts"], "compares rewards as a whole"),
+        (["--pass_at_k", "2", "--algorithm", "maxrl"], "would count more twice"),
+        (
+            ["--pass_at_k", "8", "--algorithm", "rloo", "--group_size", "8"],
+            "rollout: group_size must be above pass_at_k (8), got 8",
+        ),
         (["--algorithm", "geo_mean"], "unknown algorithm 'geo_mean': it is called gmpo here"),
         (["--algorithm", "dppo_kl"], "it is dppo, with dppo_divergence"),
         (["--algorithm", "clip-cov"], "a wide clip_high, as in dapo, or entropy_coef"),

@@ -4,6 +4,7 @@ Shapes: rewards_N is [N], the reward of each rollout, and groups_N is [N], its g
 G is the number of groups.
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -68,6 +69,30 @@ def equal_in_group(
 def rounding(largest: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the difference that `ROUNDING` explains between rewards of at most `largest`."""
     return ROUNDING * np.maximum(largest, 1.0)
+
+
+def best_of(rewards_G: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Return [G], for each reward of a group, the mean of the largest of each k that it is among.
+
+    Times k (G - 1) / (G - k): the policy gradient with `leave_one_out` of the result is then that
+    of the expected largest reward of k answers, without bias. With k = 1 nothing changes. 0 for a
+    group of k or fewer, which has nothing to compare.
+    Paper: arXiv:2505.15201, section 3 (PKPO, without a baseline). The factor is for our baseline,
+    the mean of the group, of which a reward is itself a part.
+    """
+    if k == 1:
+        return rewards_G
+    if rewards_G.size <= k:
+        return np.zeros_like(rewards_G)
+    values_V, value_G, counts_V = np.unique(rewards_G, return_inverse=True, return_counts=True)
+    # In how many choices of the k - 1 others no reward is above this one.
+    below = [math.comb(number - 1, k - 1) for number in np.cumsum(counts_V).tolist()]
+    means_V, above = np.empty(values_V.size), 0.0
+    for index in reversed(range(values_V.size)):
+        fewer = below[index - 1] if index else 0
+        means_V[index] = values_V[index] * (below[index] / below[-1]) + above
+        above += values_V[index] * ((below[index] - fewer) / below[-1])
+    return means_V[value_G] * (k * (rewards_G.size - 1) / (rewards_G.size - k))
 
 
 def normalized(

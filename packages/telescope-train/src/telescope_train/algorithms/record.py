@@ -79,6 +79,7 @@ class Algorithm:
 _OTHERS = {
     "gdpo": 'it is grpo, or another that divides, with advantage_norm = "parts"',
     "geo_mean": "it is called gmpo here",
+    **dict.fromkeys(("grpo_passk", "pkpo"), "it is rloo or dr_grpo with pass_at_k above 1"),
     **dict.fromkeys(
         ("dppo_tv", "dppo_kl"), 'it is dppo, with dppo_divergence = "tv" (the default) or "kl"'
     ),

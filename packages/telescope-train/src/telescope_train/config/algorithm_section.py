@@ -16,6 +16,10 @@ class AlgorithmSection(Section):
     """Divide advantages, rewards minus their group's mean, by their standard deviation within the
     group, or over the batch; `parts` = normalize each part of a reward within the group, add them
     by their weights, and divide the sum by its deviation over the batch (GDPO)."""
+    pass_at_k: Count = 1
+    """Train for the best of this many answers: a reward becomes the mean of the largest one of each
+    k rollouts of the group that it is among; 1 = each answer counts by itself. Needs larger groups
+    and advantages that are not divided by the group's deviation."""
     branch_credit: Literal["outcome", "shared", "per_agent"] = "outcome"
     """Credit of the branches of a rollout with compaction or sub-agents: `outcome` = the rollout's
     advantage for each of their tokens, `shared` = an equal share of it for each branch, `per_agent`

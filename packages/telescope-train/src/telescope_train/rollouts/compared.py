@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from telescope_core.base.solved import reward_slack
 from telescope_core.base.types import Rollout
-from telescope_train.algorithms.advantages import centered, equal_in_group
+from telescope_train.algorithms.advantages import best_of, centered, equal_in_group
 from telescope_train.config.schema import TrainConfig
 
 
@@ -56,6 +56,9 @@ class RewardScale:
     """By environment: the factor of each part of its reward, by name, to compare rewards part by
     part. A reward without known parts is one part. None = rewards are compared as a whole."""
 
+    pass_at_k: int = 1
+    """Each reward stands for the best of this many rollouts, if they are compared as a whole."""
+
     def of(self, rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
         """Return [G] the rewards of a group on this scale.
 
@@ -65,7 +68,7 @@ class RewardScale:
         advantage. Deviation: nothing is added to a divisor, so parts that cancel are 0.
         """
         if self.weights is None:
-            return self._as_a_whole(rollouts)
+            return best_of(self._as_a_whole(rollouts), self.pass_at_k)
         if len(rollouts) < 2:
             return np.zeros(len(rollouts))
         # A part that a rollout was not given has added nothing to its reward.
@@ -101,8 +104,12 @@ class RewardScale:
 
 def reward_scale(config: TrainConfig, weights: Mapping[str, Mapping[str, float]]) -> RewardScale:
     """Return the scale that `config` asks for; `weights` are those of each environment's parts."""
-    by_part = config.algorithm.advantage_norm == "parts"
-    return RewardScale(ranges=configured_ranges(config), weights=weights if by_part else None)
+    section = config.algorithm
+    return RewardScale(
+        ranges=configured_ranges(config),
+        weights=weights if section.advantage_norm == "parts" else None,
+        pass_at_k=section.pass_at_k,
+    )
 
 
 def is_match(rollouts: Sequence[Rollout]) -> bool:

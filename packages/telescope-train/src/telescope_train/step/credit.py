@@ -50,7 +50,8 @@ class NoCredit(StrEnum):
     ALL_AT_MINIMUM = "all_at_minimum"
     """Every rollout got the lowest reward."""
     ALL_EQUAL = "all_equal"
-    """Every rollout got the same reward, but it is neither bound or the range is not known."""
+    """Every rollout got the same reward, but it is neither bound or the range is not known. Or they
+    count the same, as where parts cancel, or where every `pass_at_k` of them have a right one."""
     TOO_FEW = "too_few"
     """Failures left fewer rollouts than the algorithm needs to compare."""
     ALL_FILTERED = "all_filtered"
@@ -75,6 +76,12 @@ class CreditRules:
         default_factory=dict[str, Mapping[str, float]]
     )
     """By environment: the factor of each part of its reward, for `advantage_norm` "parts"."""
+
+    @property
+    def min_group_size(self) -> int:
+        """Fewest rollouts of one example that can be compared."""
+        k = self.config.algorithm.pass_at_k
+        return max(self.algorithm.min_group_size, k + 1 if k > 1 else 1)
 
     @property
     def norm(self) -> str:
@@ -137,7 +144,7 @@ def assign_credit(
     too_few = {
         group_id: NoCredit.TOO_FEW
         for group_id, rollouts in scored.items()
-        if len(rollouts) < rules.algorithm.min_group_size
+        if len(rollouts) < rules.min_group_size
     }
     usable = {key: rollouts for key, rollouts in scored.items() if key not in too_few}
     everything = [rollout for rollouts in usable.values() for rollout in rollouts]
@@ -188,9 +195,11 @@ def assign_credit(
     trained = [r for r in remaining if (r.group_id, r.index) not in filtered]
     samples = _samples(trained, branches, rules, built or {})
     of_agents = {(r.group_id, r.index): told for r in everything if (told := branches.told(r))}
-    as_a_whole = partial(_shaped, scale=replace(scale, weights=None), shaping=shaping)
-    by_part = scale.weights is not None
-    whole = {key: as_a_whole(one, None) for key, one in usable.items()} if by_part else rewards
+    plain = replace(scale, weights=None, pass_at_k=1)
+    as_they_are = partial(_shaped, scale=plain, shaping=shaping)
+    whole = rewards
+    if plain != scale:
+        whole = {key: as_they_are(one, None) for key, one in usable.items()}
     told = {key: [one] for key, one in by_rollout.items()} | {
         key: list(agents.values()) for key, agents in of_agents.items()
     }
@@ -265,7 +274,7 @@ class _BranchCredit:
                 # A seat answers for its own length and distance, as it does for its own reward.
                 key: shaped(group, agent if key in self._matches else None)
                 for key, group in played.items()
-                if len(group) >= max(1, rules.algorithm.min_group_size)
+                if len(group) >= rules.min_group_size
             }
             for key, advantages_G in _advantages(rewards, rules.algorithm, rules.norm).items():
                 for one, advantage in zip(played[key], advantages_G.tolist(), strict=True):

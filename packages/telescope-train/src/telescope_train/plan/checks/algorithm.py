@@ -31,6 +31,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
         return
     section = algorithm_in_use(config)
     yield from _group_size_problems(config, algorithm)
+    yield from _pass_at_k_problems(section, algorithm)
     yield from _conflicts(section, algorithm)
     yield from _quantization_problems(config, section, algorithm)
     holding = _holding(section, algorithm)
@@ -152,9 +153,8 @@ def _conflicts(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]
             "algorithm: use_decoupled_loss needs a ratio to old log-probs, which "
             f"{algorithm.name} has only with use_ppo_clip; set use_ppo_clip = true"
         )
-    is_bounded = settings.use_ppo_clip
-    if algorithm.use_ppo_clip is None:
-        is_bounded = algorithm.clip_low not in (None, 1)
+    has_own = algorithm.use_ppo_clip is None
+    is_bounded = algorithm.clip_low not in (None, 1) if has_own else settings.use_ppo_clip
     if settings.clip_low == 1 and is_bounded:
         yield (
             "algorithm.clip_low must be below 1, got 1: a ratio never falls below 0, so the lower "
@@ -193,13 +193,41 @@ def _group_size_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[
     for index, entry in enumerate(config.environments):
         if entry.group_size is not None:
             sizes[f"environments[{index}] ({entry.name})"] = entry.group_size
+    k = config.algorithm.pass_at_k
     for where, size in sizes.items():
+        if 1 < k >= size:
+            yield (
+                f"{where}: group_size must be above pass_at_k ({k}), got {size}: every choice of "
+                f"{k} rollouts would be the same one, with nothing to compare it with; "
+                "raise it, or lower pass_at_k"
+            )
         if size < algorithm.min_group_size:
             yield (
                 f"{where}: group_size must be at least {algorithm.min_group_size} for "
                 f"{algorithm.name}, got {size}: a rollout is judged against the others of its "
                 "group; raise it, or use reinforce_pp, which needs no group"
             )
+
+
+def _pass_at_k_problems(section: AlgorithmSection, algorithm: Algorithm) -> Iterator[str]:
+    k = section.pass_at_k
+    if k == 1:
+        return
+    if "advantage_norm" in algorithm.reads and section.advantage_norm != "batch":
+        why = (
+            "compares rewards as a whole, and advantage_norm = 'parts' each part by itself"
+            if section.advantage_norm == "parts"
+            else "changes nothing where rewards are right or wrong, if advantages are divided by "
+            f"the deviation of the group, as with {algorithm.name}"
+        )
+        yield (
+            f"algorithm.pass_at_k = {k} {why}; set advantage_norm = 'batch', or use rloo or dr_grpo"
+        )
+    if not algorithm.takes_negative_rewards:
+        yield (
+            f"algorithm.pass_at_k = {k} with {algorithm.name}, which divides by the mean of the "
+            "group: examples that are rarely solved would count more twice; use rloo or dr_grpo"
+        )
 
 
 def _readers(field: str) -> str:
