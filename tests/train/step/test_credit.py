@@ -268,6 +268,7 @@ def test_groups_without_advantage_are_dropped_and_counted_by_reason():
         "groups/all_at_minimum": 1,
         "groups/all_equal": 1,
         "groups/too_few": 1,
+        "groups/any_k_alike": 0,
         "groups/all_filtered": 0,
     }
 

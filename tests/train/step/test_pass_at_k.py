@@ -83,14 +83,19 @@ def test_rare_solutions_count_more_and_common_ones_less():
     assert best.advantages["a", 0] == pytest.approx(4 * plain.advantages["a", 0])
     # With 6 of 8, any 4 hold a right one: there is nothing to gain.
     assert plain.advantages["b", 0] > 0
-    assert best.discarded == {"b": NoCredit.ALL_EQUAL}
+    assert best.discarded == {"b": NoCredit.ANY_K_ALIKE}
+    assert best.metrics["groups/any_k_alike"] == 1
+    equal = credit(rare, group("b", [0.5] * 8), k=4)
+    assert equal.discarded == {"b": NoCredit.ALL_EQUAL}
     assert best.advantages["b", 0] == 0.0
 
 
 def test_groups_in_which_any_k_hold_the_best_have_no_signal():
     for right in range(9):
         one = group("g", [1.0] * right + [0.0] * (8 - right))
-        expected = True if 1 <= right <= 8 - 4 else "all_equal"
+        expected = "any_k_alike" if right > 8 - 4 else True
+        if right in (0, 8):
+            expected = "all_equal"
         assert has_signal(one, RewardScale(pass_at_k=4)) == expected, right
 
 

@@ -44,6 +44,11 @@ _REASONS = {
         "The reward does not tell answers apart: give it more levels, or check that it reads the "
         "answer.",
     ),
+    "groups/any_k_alike": (
+        "any pass_at_k of their rollouts hold one of the best",
+        "The examples are easy for the best of that many answers: use harder ones, or a lower "
+        "pass_at_k.",
+    ),
 }
 
 

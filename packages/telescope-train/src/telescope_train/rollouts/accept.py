@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from telescope_core.base.errors import ConfigError, nearest
 from telescope_core.base.types import Group, RolloutStatus
-from telescope_train.rollouts.compared import RewardScale, is_told_apart
+from telescope_train.rollouts.compared import RewardScale, any_k_alike, is_told_apart
 
 AcceptFn: TypeAlias = Callable[[Group], bool | str]
 
@@ -27,7 +27,10 @@ def has_signal(group: Group, scale: RewardScale | None = None) -> bool | str:
     as they are. Paper: arXiv:2503.14476, section 3.2 (dynamic sampling).
     """
     scored = [rollout for rollout in group.rollouts if rollout.reward is not None]
-    return is_told_apart(scored, scale or RewardScale()) or "all_equal"
+    scale = scale or RewardScale()
+    if is_told_apart(scored, scale):
+        return True
+    return "any_k_alike" if any_k_alike(scored, scale) else "all_equal"
 
 
 BUILT_IN = {

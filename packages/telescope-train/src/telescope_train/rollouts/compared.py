@@ -136,6 +136,11 @@ def taking_part(rollouts: Sequence[Rollout], agent: str) -> list[Rollout]:
     ]
 
 
+def any_k_alike(rollouts: Sequence[Rollout], scale: RewardScale) -> bool:
+    """Return whether `pass_at_k` alone keeps a group without a signal from having one."""
+    return scale.pass_at_k > 1 and is_told_apart(rollouts, replace(scale, pass_at_k=1))
+
+
 def is_told_apart(rollouts: Sequence[Rollout], scale: RewardScale) -> bool:
     """Return whether any of the rewards that are compared in a group differ, but for rounding."""
     compared = [rollouts]

@@ -32,6 +32,7 @@ from telescope_train.rollouts.compared import (
     RewardRange,
     RewardScale,
     agents_of,
+    any_k_alike,
     is_match,
     raw_rewards,
     reward_scale,
@@ -50,8 +51,10 @@ class NoCredit(StrEnum):
     ALL_AT_MINIMUM = "all_at_minimum"
     """Every rollout got the lowest reward."""
     ALL_EQUAL = "all_equal"
-    """Every rollout got the same reward, but it is neither bound or the range is not known. Or they
-    count the same, as where parts cancel, or where every `pass_at_k` of them have a right one."""
+    """Every rollout got the same reward, but it is neither bound or the range is not known. With
+    `advantage_norm` "parts" also where differences of parts cancel."""
+    ANY_K_ALIKE = "any_k_alike"
+    """Any `pass_at_k` of its rollouts hold one with its highest reward."""
     TOO_FEW = "too_few"
     """Failures left fewer rollouts than the algorithm needs to compare."""
     ALL_FILTERED = "all_filtered"
@@ -178,7 +181,7 @@ def assign_credit(
         # Compared with the whole batch, a reward at its mean teaches as much as one beside it.
         told_apart = advantages.keys()
     no_credit = too_few | {
-        key: _reason(usable[key], {**rules.declared, **scale.ranges})
+        key: _reason(usable[key], {**rules.declared, **scale.ranges}, scale)
         for key, advantages_G in advantages.items()
         if not advantages_G.any() and key not in told_apart
     }
@@ -383,14 +386,16 @@ def _divides_by_batch(rules: CreditRules) -> bool:
     return norm == "batch" and algorithm.min_group_size > 1
 
 
-def _reason(rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange]) -> NoCredit:
+def _reason(
+    rollouts: Sequence[Rollout], ranges: Mapping[str, RewardRange], scale: RewardScale
+) -> NoCredit:
     # The raw rewards decide: shaping can move a group that solved everything off the maximum.
     rewards_G, span = raw_rewards(rollouts), ranges.get(rollouts[0].environment)
     if span is not None and (rewards_G >= span.high - span.slack).all():
         return NoCredit.ALL_AT_MAXIMUM
     if span is not None and (rewards_G <= span.low + span.slack).all():
         return NoCredit.ALL_AT_MINIMUM
-    return NoCredit.ALL_EQUAL
+    return NoCredit.ANY_K_ALIKE if any_k_alike(rollouts, scale) else NoCredit.ALL_EQUAL
 
 
 def _num_outside(usable: Mapping[str, Sequence[Rollout]], scale: RewardScale) -> int:

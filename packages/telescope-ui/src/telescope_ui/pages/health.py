@@ -39,11 +39,11 @@ _RULES = (
     _Rule(
         name="Groups without a signal",
         metric="groups/all_equal",
-        and_metrics=("groups/all_at_minimum", "groups/all_at_maximum"),
+        and_metrics=("groups/all_at_minimum", "groups/all_at_maximum", "groups/any_k_alike"),
         share_of="groups/total",
         unit="of groups",
         is_share=True,
-        explanation="Groups whose rollouts all got the same reward, with penalties, teach nothing.",
+        explanation="Groups whose rollouts all count the same, with penalties, teach nothing.",
         watch=0.6,
         bad=0.9,
         query="group=no_signal",

@@ -5,6 +5,7 @@ const REASONS: Record<string, string> = {
   all_at_minimum: "every rollout of its group got the lowest reward, so there is nothing to learn from their difference",
   all_equal: "every rollout of its group got the same reward, so there is nothing to learn from their difference",
   too_few: "failures left too few rollouts of its group to compare",
+  any_k_alike: "any pass_at_k of its rollouts hold one of the best, so there is nothing to learn from their difference",
   all_filtered: "filters left none of the rollouts of its group",
   overlong: "it was cut off, so it is not known how it would have ended",
   timeout: "it was still being played at its deadline",
