@@ -1,6 +1,8 @@
 """One trainer rank as a process: the gradient of one step under several objectives.
 
-usage: rank_objectives.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, output)
+usage: rank_objectives.py RANK WORLD_SIZE PORT JOB_FILE (JSON: model, output, teacher)
+
+With a teacher, only its log-probs are computed.
 """
 
 import json
@@ -28,6 +30,7 @@ OBJECTIVES = {
     "gspo": {"algorithm": "gspo", "clip_low": 0.5, "clip_high": 0.9, **OTHERS},
     "dapo decoupled": {"algorithm": "dapo", "use_decoupled_loss": True, **OTHERS},
     "gmpo": {"algorithm": "gmpo", "clip_low": 0.02, "clip_high": 0.02, **OTHERS},
+    "opd": {"algorithm": "opd", "reference_model": "a teacher", "use_ppo_clip": True},
     "sapo": {"algorithm": "sapo", **OTHERS},
     "dppo": {"algorithm": "dppo", "dppo_threshold": 0.01, **OTHERS},
     "dr_grpo masked": {
@@ -81,10 +84,17 @@ def take_gradients(worker: TrainerWorker, *, seq_len: int, rank: int, world_size
 def main() -> None:
     rank, world_size, port = (int(text) for text in sys.argv[1:4])
     job = json.loads(Path(sys.argv[4]).read_text())
-    worker = TrainerWorker(
-        settings(job["model"]),
-        meeting=Meeting(rank=rank, world_size=world_size, port=port),
-    )
+    used = settings(job["model"])
+    if teacher := job.get("teacher"):
+        section = AlgorithmSection(algorithm="opd", reference_model=teacher)
+        used = replace(used, algorithm=section)
+    meeting = Meeting(rank=rank, world_size=world_size, port=port)
+    worker = TrainerWorker(used, meeting=meeting)
+    if teacher:
+        found = worker.reference_logprobs(batches_of(section, 40, world_size)[rank])
+        np.savez(Path(job["output"]) / f"reference{rank}.npz", *found)
+        worker.close()
+        return
     gradients, numbers = take_gradients(worker, seq_len=40, rank=rank, world_size=world_size)
     if rank == 0:
         np.savez(Path(job["output"]) / "gradients.npz", **gradients)

@@ -7,7 +7,7 @@ and its derivative by the log-prob and by the entropy of every token.
 import math
 from dataclasses import dataclass, field
 
-PLAIN = ("grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo", "maxrl")
+PLAIN = ("grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dr_grpo", "maxrl", "opd")
 CLIPS = {"cispo": (1.0, 4.0), "gspo": (3e-4, 4e-4), "gmpo": (0.33, 0.49), "dapo": (0.2, 0.28)}
 WEIGHTING = {"dr_grpo": "constant", **dict.fromkeys(("gspo", "gmpo", "sapo"), "sequence")}
 DEFAULTS = {
@@ -81,6 +81,8 @@ def advantages(algorithm: str, rollouts: list[Rollout], norm: str) -> list[float
     rewards = [rollout.reward for rollout in rollouts]
     peers = [[r.reward for r in rollouts if r.group == one.group] for one in rollouts]
     pairs = list(zip(rewards, peers, strict=True))
+    if algorithm == "opd":
+        return [1.0 for _ in rewards]
     if algorithm == "reinforce_pp":
         return [(reward - mean(rewards)) / (deviation(rewards) + 1e-4) for reward in rewards]
     if algorithm == "rloo":
@@ -174,6 +176,8 @@ def policy_term(
         largest = 5.0 if s["clip_ratio_c"] is None else s["clip_ratio_c"]
         weight = 0.0 if is_outside(s, token, advantage) else min(ratio, largest)
         return -weight * advantage * token.policy, -weight * advantage
+    if algorithm == "opd":
+        advantage *= min(max(token.reference - token.policy, -10.0), 10.0)
     if algorithm == "sapo":
         tau_pos, tau_neg = TAUS.get(s.get("algorithm"), (1.0, 1.05))
         tau = tau_pos if advantage > 0 else tau_neg

@@ -43,4 +43,4 @@ def test_float32_is_as_close_as_promised(algorithm, rollouts):
 
 def test_every_built_in_algorithm_is_compared():
     assert set(ALGORITHMS) <= set(known_algorithms())
-    assert len(ALGORITHMS) == 12
+    assert len(ALGORITHMS) == 13

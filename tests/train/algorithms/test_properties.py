@@ -124,7 +124,9 @@ def test_on_policy_the_gradient_is_that_of_the_paper(algorithm):
             shares = [1 / (3 * length) for length in lengths]
         else:
             shares = [1 / 7] * 3
-        expected = [-a * share for a, share in zip(advantages, shares, strict=True)]
+        # Of on-policy distillation, the teacher is the policy itself in this step.
+        unit = 0.0 if algorithm == "opd" else -1.0
+        expected = [unit * a * share for a, share in zip(advantages, shares, strict=True)]
         np.testing.assert_allclose(
             terms.logprobs_T.grad, np.repeat(expected, lengths), rtol=1e-12, err_msg=form
         )
@@ -329,6 +331,7 @@ def test_no_token_outweighs_all_others(settings, log_ratio, advantage):
         mask_T=torch.ones(200, dtype=torch.bool),
         sequence_ids_T=torch.arange(200).div(20, rounding_mode="floor"),
         entropy_T=torch.zeros(200),
+        reference_logprobs_T=logprobs_T.detach() + 1.0,
     )
     assert terms.advantages_T[7] == advantage
     found = loss_function(AlgorithmSection(**settings))(terms)

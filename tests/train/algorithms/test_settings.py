@@ -23,6 +23,7 @@ TIS = "--use_tis"
 IN_STEP = "--max_async_rollout=0"
 ICEPOP = [TIS, "--tis_mode", "icepop"]
 GSPO, GMPO, SAPO, DPPO = (["--algorithm", name] for name in ("gspo", "gmpo", "sapo", "dppo"))
+OPD, TEACHER = ["--algorithm", "opd"], ["--reference_model", "a/teacher"]
 
 EFFECTIVE: dict[str, tuple[list[str], str]] = {
     "algorithm": ([], "rloo"),
@@ -94,6 +95,8 @@ IN_EVERY_COMBINATION = {
 """These change something wherever they are allowed."""
 
 ELSEWHERE = {
+    "pass_at_k",
+    "reference_model",
     "branch_credit",
     "number_of_minibatches",
     "ppo_epochs",
@@ -109,7 +112,7 @@ ELSEWHERE = {
     "reference_update_every",
 }
 """What becomes of a batch before the loss: tests/train/step/test_credit.py, test_minibatches.py,
-test_filters.py and test_loop.py."""
+test_filters.py, test_pass_at_k.py and test_loop.py, and the teacher, test_other_reference.py."""
 
 
 def section(flags: list[str]) -> AlgorithmSection:
@@ -209,6 +212,17 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
         ([CLIP, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
         ([*GSPO, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
         ([*GMPO, "--clip_low", "1"], "algorithm.clip_low must be below 1, got 1"),
+        (OPD, "opd learns from a teacher: set algorithm.reference_model"),
+        (
+            [*OPD, *TEACHER, "--kl_penalty_tau", "1"],
+            "counts the divergence from reference_model",
+        ),
+        (TEACHER, "reference_model has no effect with grpo without kl_penalty_tau"),
+        ([*OPD, *TEACHER, "--train_backend", "megatron"], "not possible with train_backend = 'meg"),
+        (
+            [*TEACHER, "--kl_penalty_tau", "1", "--reference_update_every", "2"],
+            "reference_update_every has no effect with reference_model, which stays as it is",
+        ),
         ([*GMPO, "--clip_low", "0", "--clip_high", "0"], "clip_low and clip_high are both 0"),
         ([*ICEPOP, "--tis_floor", "2.5"], "tis_floor (2.5) must be below tis_cap (2)"),
         (["--group_size", "1"], "use reinforce_pp, which needs no group"),
@@ -249,3 +263,4 @@ def test_what_the_trainer_has_to_provide():
     assert needs(CLIP, *BATCH) == (True, False)
     assert needs(CLIP, *BATCH, "--recompute_logprob", "false") == (False, False)
     assert needs(CLIP, "--use_decoupled_loss", "--kl_penalty_tau", "0.1") == (True, True)
+    assert needs(*OPD, *TEACHER) == (False, True)

@@ -162,6 +162,7 @@ def seen(**changes: Any) -> Seen:
     own = look_here(Wanted(model=None, run_marker="", checkpoint_marker="", text="x"))
     found = {
         "has_model": True,
+        "has_reference": True,
         "shares_run": False,
         "shares_checkpoints": True,
         "has_cuda": True,
@@ -175,6 +176,7 @@ def seen(**changes: Any) -> Seen:
     [
         ({}, []),
         ({"has_model": False}, ["node b has no model at /models/one"]),
+        ({"has_reference": False}, ["node b would train and has no model at /models/two"]),
         ({"has_cuda": False}, ["node b has GPUs, but its torch computes on CPU only"]),
         ({"version": "9.9"}, ["node b has telescope-train 9.9, and this machine"]),
         ({"shares_checkpoints": False}, ["node b would train and does not share the folder"]),
@@ -182,7 +184,8 @@ def seen(**changes: Any) -> Seen:
 )
 def test_what_a_node_lacks_is_told_with_its_name(changes, expected):
     wanted = Wanted(
-        model="/models/one", run_marker="/runs/m", checkpoint_marker="/checkpoints/m", text="x"
+        **{"model": "/models/one", "reference": "/models/two", "text": "x"},
+        **{"run_marker": "/runs/m", "checkpoint_marker": "/checkpoints/m"},
     )
     nodes = {"a": seen(shares_checkpoints=False), "b": seen(**changes), "c": seen(has_model=False)}
     problems = list(node_problems(nodes, wanted, servers={"a"}, ranks={"b"}, device="cuda"))

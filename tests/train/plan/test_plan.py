@@ -18,9 +18,9 @@ from telescope_cli.main import main
 from telescope_core.errors import ConfigError
 from telescope_train.models import fit
 from telescope_train.models.device import compute_dtype, machine_device
-from telescope_train.models.facts import facts_of, read_model_facts
+from telescope_train.models.facts import UNKNOWN_FACTS, facts_of, read_model_facts
 from telescope_train.plan.load import load_train_config
-from telescope_train.plan.memory import BYTES_PER_VALUE, MemoryPlan, _training_state
+from telescope_train.plan.memory import BYTES_PER_VALUE, MemoryPlan, _reference, _training_state
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.plan import Plan, how_activations_are_kept, make_plan
 from telescope_train.plan.prepared import prepare
@@ -486,6 +486,11 @@ def test_the_command_refuses_in_one_message(flags, tmp_path, capsys):
             ["--kl_penalty_tau", "0.1", "--mixed_precision_dtype", "bfloat16"],
             {"weights": 4, "gradients": 4, "Adam": 8, "reference model": 2},
         ),
+        (["--kl_penalty_tau", "0.1", "--use_lora"], {"frozen weights": 4}),
+        (
+            ["--algorithm", "opd", "--reference_model", "a/c", "--use_lora"],
+            {"frozen weights": 4, "reference model": 20},
+        ),
     ],
 )
 def test_what_a_rank_keeps_of_the_model(flags, expected):
@@ -493,7 +498,9 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
     base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, "cpu")]
+    sizes = {"num_parameters": 1000, "num_reference_parameters": 5000 if "opd" in flags else None}
     state = _training_state(config, 1000, compute, num_matrix=700)
+    state += _reference(config, replace(UNKNOWN_FACTS, **sizes), compute, 1)
     assert {name: size / 1000 for name, size in state} == expected
 
 

@@ -88,7 +88,8 @@ async def _look_at_nodes(prepared: Prepared, folder: RunFolder) -> ClusterSessio
     network = Network(is_local=False, driver=Network(is_local=False).address())
     # Environments here reach the gateway at that address too.
     os.environ.update(network.reached_directly(os.environ))
-    with markers(folder.path, checkpoints_folder(config), config.model.model) as wanted:
+    models = config.model.model, config.algorithm.reference_model
+    with markers(folder.path, checkpoints_folder(config), *models) as wanted:
         nodes = await asyncio.to_thread(living_nodes)
         seen = await ask_nodes(nodes, look_here, wanted)
     apart = [node for node, one in seen.items() if not one.shares_run]

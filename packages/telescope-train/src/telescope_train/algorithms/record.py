@@ -60,6 +60,8 @@ class Algorithm:
     """The fixed `advantage_norm` of an algorithm that does not read the setting; else None."""
     min_group_size: int = 2
     """Fewest rollouts of one example from which it can learn."""
+    needs_reference: bool = False
+    """Whether its loss reads the log-probs of `reference_model`, which has to be given."""
     takes_negative_rewards: bool = True
     """Whether rewards may be negative; if not, settings that could make them so are refused."""
 
@@ -78,6 +80,7 @@ class Algorithm:
 
 _OTHERS = {
     "gdpo": 'it is grpo, or another that divides, with advantage_norm = "parts"',
+    **dict.fromkeys(("gkd", "minillm", "distillation"), "on-policy distillation is opd"),
     "geo_mean": "it is called gmpo here",
     **dict.fromkeys(("grpo_passk", "pkpo"), "it is rloo or dr_grpo with pass_at_k above 1"),
     **dict.fromkeys(

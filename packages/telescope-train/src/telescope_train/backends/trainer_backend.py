@@ -127,8 +127,13 @@ class TrainerBackend(Protocol):
         """
         ...
 
-    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
-        """Return log-probs like `logprobs`, of the reference model if the algorithm needs one."""
+    def reference_logprobs(
+        self, batches: Sequence[PackedBatch], *, by_transformers: bool = False
+    ) -> list[NDArray[np.float32]]:
+        """Return log-probs like `logprobs`, of the reference model if the algorithm needs one.
+
+        `by_transformers`: like `transformers_logprobs`; needed only where it is another model.
+        """
         ...
 
     def update_reference(self) -> None:

@@ -132,6 +132,25 @@ _SHOWN = 3
 """Most tokens that a message names."""
 
 
+def token_difference(
+    tokenizer: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase"
+) -> str | None:
+    """Return how the ids of `other` differ for tokens of `tokenizer`, for people; None = nowhere.
+
+    What `other` has beyond them does not matter.
+    """
+    own, theirs = tokenizer.get_vocab(), other.get_vocab()
+    differing = sorted((number, text) for text, number in own.items() if theirs.get(text) != number)
+    if not differing:
+        return None
+    shown = ", ".join(f"{text!r} ({number})" for number, text in differing[:_SHOWN])
+    return (
+        f"has another tokenizer: of the model's {len(own):,} tokens, {len(differing):,} have "
+        f"another id there or none, such as {shown}; its probabilities would be those of other "
+        "texts, so use a model with the same tokens"
+    )
+
+
 def require_rows(name: str, tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> str | None:
     """Raise ConfigError if a token of texts or templates has no row in the embedding.
 

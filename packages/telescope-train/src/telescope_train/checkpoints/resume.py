@@ -59,6 +59,7 @@ Records: TypeAlias = Mapping[str, EnvironmentRecord]
 """Name of each environment in the settings -> record of its present code."""
 MODEL = "model.model"
 """Setting, and first part of the inputs, of the model that a run begins with."""
+REFERENCE = "algorithm.reference_model"
 _DATASET = "dataset"
 FIXED = (MODEL, "model.chat_template", _DATASET, "environments")
 """Inputs that must not change, because the saved state depends on them."""
@@ -616,6 +617,7 @@ def inputs_of(
     chat_template: str | None,
     accept_fn: str | None = None,
     dataset: str | None = None,
+    reference_model: str | None = None,
 ) -> dict[str, str]:
     """Return the digest of each file that a run reads besides its environments.
 
@@ -625,7 +627,9 @@ def inputs_of(
     `accept_fn`: `module:function` in the settings. `dataset`: a file of examples, or a
     folder of such files. Missing files are left out; their readers report them.
     """
-    found = dict(_of_model(model))
+    found = dict(_of_model(MODEL, model))
+    if reference_model is not None:
+        found |= _of_model(REFERENCE, reference_model)
     given = {"model.chat_template": chat_template, _DATASET: dataset}
     for setting, name in given.items():
         # A template may also be its text, which is longer than a path may be.
@@ -643,15 +647,15 @@ def inputs_of(
     return found
 
 
-def _of_model(name: str) -> Iterator[tuple[str, str]]:
+def _of_model(setting: str, name: str) -> Iterator[tuple[str, str]]:
     folder = Path(name).expanduser()
     if folder.is_dir():
         for path in sorted({path for kind in _MODEL_FILES for path in folder.glob(kind)}):
-            yield f"{MODEL}: {path.name}", quick_digest(path)
+            yield f"{setting}: {path.name}", quick_digest(path)
         return
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return
     if isinstance(cached, str):
-        yield f"{MODEL}: commit", Path(cached).parent.name
+        yield f"{setting}: commit", Path(cached).parent.name

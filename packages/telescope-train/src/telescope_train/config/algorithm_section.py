@@ -69,7 +69,10 @@ class AlgorithmSection(Section):
     behave_imp_weight_cap: Positive = 5.0
     """Tokens with a larger weight are left out, with `use_decoupled_loss`."""
     kl_penalty_tau: NotNegative = 0.0
-    """Weight of the KL divergence from the reference model; 0 = no reference model."""
+    """Weight of the KL divergence from the reference model; 0 = none."""
+    reference_model: Annotated[str, Field(min_length=1)] | None = None
+    """Folder or Hub id of another model to be the reference, such as the teacher of `opd`; null =
+    the model of the run as it began. Token ids must mean the same to both."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """Estimator of the KL divergence, with `kl_penalty_tau`; null = the one whose gradient is that
     of the divergence: `k2` in the loss, `k1` in the reward."""
@@ -119,4 +122,4 @@ class AlgorithmSection(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether a reference model is kept."""
-        return self.kl_penalty_tau > 0
+        return self.kl_penalty_tau > 0 or self.reference_model is not None

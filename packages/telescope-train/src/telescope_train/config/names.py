@@ -126,6 +126,10 @@ _LOSSES = {
         "kl_estimator: null takes the one whose gradient is that of the divergence"
     ),
     "use_kl_in_reward": "kl_in_reward",
+    """
+        teacher_model teacher_model_name_or_path opd_teacher_load opd_teacher_model ref_model_path
+        reference_model_path kl_reference_config kl_reference_model
+    """: 'reference_model: the teacher, with algorithm = "opd"',
     "use_kl_loss kl.use_loss": "kl_penalty_tau: above 0, with kl_in_reward = false",
     "ref_model_sync_steps ref_update_interval update_ref_every_epoch sync_ref_model": (
         "reference_update_every: in steps"
@@ -598,7 +602,9 @@ _NO_EQUAL = {
         "by lora_alpha over lora_rank"
     ),
     "model_revision": "the model is the newest state of its repository; of another, name a folder",
-    "distillation.** teacher.**": "there is no distillation: a run learns from rewards",
+    "distillation.** teacher.** distill.** opd.**": (
+        "a teacher is algorithm.reference_model, with algorithm = 'opd' to learn from it alone"
+    ),
     "mtp.** mtp_num_layers": "heads that predict further tokens are not trained",
     "qat.** fake_int4_qat.**": "weights are not rounded in training; inference_quantization is",
     """
@@ -673,7 +679,8 @@ _NO_EQUAL = {
     ),
     "apply_chat_template": ("the model's chat template is always used; chat_template replaces it"),
     "ref.** ref_load ref_num_nodes ref_num_gpus_per_node ref_pretrain colocate_actor_ref": (
-        "the reference is the initial model, kept by the ranks if kl_penalty_tau is above 0"
+        "the reference is kept by the ranks if kl_penalty_tau is above 0: the initial model, or "
+        "reference_model"
     ),
 }
 NO_EQUAL_NAMES = _by_name(_NO_EQUAL)

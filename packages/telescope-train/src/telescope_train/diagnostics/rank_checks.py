@@ -10,7 +10,8 @@ model is the policy before its first step. Checks that need an inference engine 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,7 @@ def check_rank(
     tolerance: Tolerance,
     exactness: float | None,
     reference_exactness: float | None = None,
+    has_other_reference: bool = False,
     shares_prefixes: bool = False,
 ) -> list[SelfTest]:
     """Run every check of a rank; returns the measurements, or raises ConfigError at a failure.
@@ -95,7 +97,8 @@ def check_rank(
     `exactness`: largest difference of importance weights from 1; None if dropout makes every
     forward pass with a gradient different. Every rank calls this, and before the backend has taken
     a step. `reference_exactness`: largest difference of the reference model's log-probs, nats; None
-    without a reference. `shares_prefixes`: samples that begin alike are tested, too.
+    without a reference, or with another model, which `has_other_reference` says. `shares_prefixes`:
+    samples that begin alike are tested, too.
     """
     head = check_head(backend).require()  # first, because what it finds has one cause
     difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
@@ -155,6 +158,10 @@ def check_rank(
                 "report the model to the developers, and train it without a reference",
             ).require()
         )
+    if has_other_reference:
+        tests += check_other_reference(
+            backend, vocab_size=vocab_size, tolerance=tolerance, shares_prefixes=shares_prefixes
+        )
     tests.append(
         SelfTest(
             name="learning rate 0 does not drift",
@@ -165,6 +172,37 @@ def check_rank(
             "this to the developers",
         ).require()
     )
+    return tests
+
+
+def check_other_reference(
+    backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance, shares_prefixes: bool
+) -> list[SelfTest]:
+    """Compare the log-probs of `reference_model` with those of transformers, as the policy's are.
+
+    Every rank calls this.
+    """
+    model = _Computes(
+        logprobs=backend.reference_logprobs,
+        transformers_logprobs=partial(backend.reference_logprobs, by_transformers=True),
+    )
+    try:
+        packed = check_packing(model, vocab_size=vocab_size, tolerance=tolerance)
+        tests = [
+            SelfTest(
+                name="packing does not leak in the reference model",
+                value=packed.found,
+                limit=packed.limit,
+                unit="nats",
+                remedy="use another reference_model",
+            )
+        ]
+        if shares_prefixes:
+            shared = check_sharing(model, vocab_size=vocab_size, tolerance=tolerance)
+            name = "shared prefixes change nothing in the reference model"
+            tests.append(replace(shared, name=name).require())
+    except ConfigError as error:
+        raise ConfigError(f"reference_model: {error}") from error
     return tests
 
 
@@ -192,8 +230,22 @@ class PackingDifference(NamedTuple):
     """Nats; largest difference due to rounding."""
 
 
+class _HasLogprobs(Protocol):
+    """A model that computes log-probs of batches, in this package and in transformers."""
+
+    @property
+    def logprobs(self) -> LogprobsOf: ...
+    @property
+    def transformers_logprobs(self) -> LogprobsOf: ...
+
+
+class _Computes(NamedTuple):
+    logprobs: LogprobsOf
+    transformers_logprobs: LogprobsOf
+
+
 def check_packing(
-    backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance
+    model: _HasLogprobs, *, vocab_size: int, tolerance: Tolerance
 ) -> PackingDifference:
     """Compare packed samples with single ones computed by transformers.
 
@@ -204,21 +256,21 @@ def check_packing(
     """
     generator = np.random.default_rng(0)
     first, second = (_sample(generator, length, vocab_size) for length in LENGTHS)
-    together = np.concatenate(_logprobs_of([first, second], backend.logprobs))
-    alone = _each_alone([first, second], backend.logprobs)
-    expected = _each_alone([first, second], backend.transformers_logprobs)
+    together = np.concatenate(_logprobs_of([first, second], model.logprobs))
+    alone = _each_alone([first, second], model.logprobs)
+    expected = _each_alone([first, second], model.transformers_logprobs)
     joined = replace(
         first,
         token_ids=np.concatenate([first.token_ids, second.token_ids]),
         mask=np.arange(sum(LENGTHS)) > 0,
         behavior_logprobs=np.zeros(sum(LENGTHS), np.float32),
     )
-    (leaked,) = _logprobs_of([joined], backend.transformers_logprobs)
+    (leaked,) = _logprobs_of([joined], model.transformers_logprobs)
     num_second = LENGTHS[1] - 1
     leak = _rms(leaked[-num_second:] - expected[-num_second:])
     spread = _rms(alone - expected)
     _require(spread, max(tolerance.nats, tolerance.share_of_leak * leak), "single")
-    rounding = _rounding([first, second], alone, expected, backend.transformers_logprobs)
+    rounding = _rounding([first, second], alone, expected, model.transformers_logprobs)
     limit = max(tolerance.nats, rounding)
     found = _rms(together - expected)
     _require(found, limit, "packed")
@@ -235,7 +287,7 @@ def _require(found: float, limit: float, samples: str) -> None:
         )
 
 
-def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
+def check_sharing(model: _HasLogprobs, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
     """Compare samples that share prefixes with single ones computed by transformers.
 
     The samples branch twice. The limit is that of `check_packing`. Every rank calls this.
@@ -247,15 +299,13 @@ def check_sharing(backend: TrainerBackend, *, vocab_size: int, tolerance: Tolera
         begun = np.concatenate([samples[-1].token_ids[:common], other.token_ids[common:]])
         samples.append(replace(other, token_ids=begun))
     batch = replace(end_to_end(samples, np.ones(len(samples))), shared_S=SHARED.shared_S)
-    (found_T,) = backend.logprobs([batch])
-    alone = _each_alone(samples, backend.logprobs)
-    expected = _each_alone(samples, backend.transformers_logprobs)
+    (found_T,) = model.logprobs([batch])
+    alone = _each_alone(samples, model.logprobs)
+    expected = _each_alone(samples, model.transformers_logprobs)
     return SelfTest(
         name="shared prefixes change nothing",
         value=_rms(found_T[batch.mask_T] - expected),
-        limit=max(
-            tolerance.nats, _rounding(samples, alone, expected, backend.transformers_logprobs)
-        ),
+        limit=max(tolerance.nats, _rounding(samples, alone, expected, model.transformers_logprobs)),
         unit="nats",
         remedy="set share_prefixes = false, and report the model to the developers",
     )

@@ -68,6 +68,7 @@ def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> Me
     logits = 2 * 4 * min(chunk * (facts.vocab_size or 0), _logits_of_a_block(device))
     num_matrix = (facts.num_matrix_parameters or 0) // shards
     state = _training_state(config, facts.num_parameters // shards, compute, num_matrix=num_matrix)
+    state += _reference(config, facts, compute, shards)
     if device == "cuda":
         state = [part for part in state if not _is_in_cpu_memory(part[0], config)]
     passing = (
@@ -266,10 +267,18 @@ def _training_state(
     name = "Adam"
     if trainer.optimizer == "muon":
         name, moments = "Muon and Adam", moments - size * num_matrix
-    parts = [("weights", weights), ("gradients", weights), (name, moments)]
-    if config.algorithm.needs_reference:
-        parts.append(("reference model", compute * num_parameters))
-    return parts
+    return [("weights", weights), ("gradients", weights), (name, moments)]
+
+
+def _reference(
+    config: TrainConfig, facts: ModelFacts, compute: int, shards: int
+) -> list[tuple[str, int]]:
+    """Return a rank's memory of the reference model; adapters are turned off to have it."""
+    section = config.algorithm
+    if not section.needs_reference or (config.trainer.use_lora and not section.reference_model):
+        return []
+    held = facts.num_reference_parameters or facts.num_parameters or 0
+    return [("reference model", compute * (held // shards))]
 
 
 def _logits_of_a_block(device: Device) -> int:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from telescope_train.config.schema import TrainConfig
 from telescope_train.models.device import torch_has_cuda
@@ -21,6 +22,8 @@ class Wanted:
 
     model: str | None
     """Folder of the model; None = it is on a hub."""
+    reference: str | None = None
+    """Folder of `reference_model`; None = there is none, or it is on a hub."""
     run_marker: str
     checkpoint_marker: str
     text: str
@@ -32,6 +35,7 @@ class Seen:
     """The state of a node."""
 
     has_model: bool
+    has_reference: bool
     shares_run: bool
     """Whether it has the run folder of the driver."""
     shares_checkpoints: bool
@@ -42,7 +46,9 @@ class Seen:
 
 
 @contextmanager
-def markers(run_folder: Path, checkpoints: Path, model: str) -> Iterator[Wanted]:
+def markers(
+    run_folder: Path, checkpoints: Path, model: str, reference: str | None = None
+) -> Iterator[Wanted]:
     """Create markers in both folders until the context ends."""
     text = secrets.token_hex(16)
     name = f".seen-by-nodes-{text[:8]}"
@@ -52,7 +58,8 @@ def markers(run_folder: Path, checkpoints: Path, model: str) -> Iterator[Wanted]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         yield Wanted(
-            model=str(Path(model).absolute()) if Path(model).is_dir() else None,
+            model=_absolute_folder(model),
+            reference=_absolute_folder(reference) if reference else None,
             run_marker=str(paths[0]),
             checkpoint_marker=str(paths[1]),
             text=text,
@@ -65,24 +72,36 @@ def markers(run_folder: Path, checkpoints: Path, model: str) -> Iterator[Wanted]
             paths[1].parent.rmdir()
 
 
+def _absolute_folder(model: str) -> str | None:
+    """Return the absolute path of a model's folder; None = it is on a hub."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else None
+
+
 def with_absolute_model(config: TrainConfig) -> TrainConfig:
-    """Return `config` with an absolute path of the model, which is valid in any process."""
-    if not Path(config.model.model).is_dir():
-        return config
-    model = str(Path(config.model.model).absolute())
-    section = config.model.model_copy(update={"model": model})
-    return config.model_copy(update={"model": section})
+    """Return `config` with absolute paths of its models, which are valid in any process."""
+    sections: dict[str, Any] = {}
+    if path := _absolute_folder(config.model.model):
+        sections["model"] = config.model.model_copy(update={"model": path})
+    other = config.algorithm.reference_model
+    if other and (path := _absolute_folder(other)):
+        sections["algorithm"] = config.algorithm.model_copy(update={"reference_model": path})
+    return config.model_copy(update=sections)
 
 
 def look_here(wanted: Wanted) -> Seen:
     """Return the state of this machine."""
     return Seen(
-        has_model=wanted.model is None or (Path(wanted.model) / "config.json").is_file(),
+        has_model=_is_model(wanted.model),
+        has_reference=_is_model(wanted.reference),
         shares_run=_reads(wanted.run_marker, wanted.text),
         shares_checkpoints=_reads(wanted.checkpoint_marker, wanted.text),
         has_cuda=torch_has_cuda(),
         version=own_version(),
     )
+
+
+def _is_model(folder: str | None) -> bool:
+    return folder is None or (Path(folder) / "config.json").is_file()
 
 
 def own_version() -> str:
@@ -128,6 +147,11 @@ def node_problems(
             yield (
                 f"node {name} has GPUs, but its torch computes on CPU only; install the GPU build "
                 "there, or start its Ray with --num-gpus 0"
+            )
+        if name in ranks and not found.has_reference:
+            yield (
+                f"node {name} would train and has no model at {wanted.reference}; copy it there, "
+                "or give reference_model a folder that all nodes share"
             )
         if name in ranks and not found.shares_checkpoints:
             folder = Path(wanted.checkpoint_marker).parent

@@ -92,6 +92,10 @@ class Plan:
     model: str
     num_parameters: int | None
     """None = not known before the model is downloaded."""
+    reference: str | None
+    """Name of `reference_model`; None = there is none."""
+    num_reference_parameters: int | None
+    """None = there is none, or it is not known before it is downloaded."""
     num_steps: int
     """Number of steps."""
     begins: tuple[str, ...]
@@ -146,6 +150,8 @@ def make_plan(prepared: Prepared) -> Plan:
         run_folder=str(run_folder(config)),
         model=config.model.model,
         num_parameters=prepared.facts.num_parameters,
+        reference=config.algorithm.reference_model,
+        num_reference_parameters=prepared.facts.num_reference_parameters,
         num_steps=config.run.number_of_steps,
         begins=() if prepared.resume is None else tuple(prepared.resume.lines),
         algorithm=config.algorithm.algorithm,

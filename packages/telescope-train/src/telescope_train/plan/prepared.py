@@ -41,7 +41,12 @@ from telescope_train.plan.checks.megatron import (
     megatron_device_problems,
     megatron_model_problems,
 )
-from telescope_train.plan.checks.model import ModelLook, look_at_model, look_at_template
+from telescope_train.plan.checks.model import (
+    ModelLook,
+    look_at_model,
+    look_at_reference,
+    look_at_template,
+)
 from telescope_train.plan.checks.trainer import (
     lora_targets,
     routing_device_problems,
@@ -119,6 +124,10 @@ def prepare(config: TrainConfig) -> Prepared:
     except TelescopeError as error:
         problems.append(str(error))
     limit = _max_model_len(config, facts)
+    reference, other = _look_at_reference(config)
+    problems += [*other.problems, *_reference_problems(config, facts, reference, limit)]
+    facts = replace(facts, num_reference_parameters=reference.num_parameters)
+    look = look._replace(notes=(*look.notes, *other.notes))
     gpus = tuple(machine_gpus()) if device == "cuda" and config.ray.ray_address is None else ()
     asked, config = config.inference.colocate, colocated(config, facts, limit, gpus)
     if config.inference.colocate != asked:
@@ -145,6 +154,7 @@ def prepare(config: TrainConfig) -> Prepared:
         config.model.model,
         chat_template=config.model.chat_template,
         accept_fn=config.rollout.should_accept_fn,
+        reference_model=config.algorithm.reference_model,
     )
     try:
         resume = resume_point(config, environments.records, inputs)
@@ -174,11 +184,48 @@ def prepare(config: TrainConfig) -> Prepared:
     )
 
 
+def _look_at_reference(config: TrainConfig) -> tuple[ModelFacts, ModelLook]:
+    """Return the facts of `reference_model`, unknown ones if there is none, and what was found."""
+    other = config.algorithm.reference_model
+    if other is None:
+        return UNKNOWN_FACTS, ModelLook()
+    try:
+        facts = read_model_facts(other, output_dir=config.run.output_dir)
+        return facts, look_at_reference(config, other)
+    except TelescopeError as error:
+        return UNKNOWN_FACTS, ModelLook(problems=(f"algorithm.reference_model: {error}",))
+
+
 def _max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
     """Return the tokens of prompt and answer together that servers and trainer allow."""
     given = config.inference.max_model_len
     own = facts.max_positions or config.trainer.seq_len
     return given if given is not None else min(config.trainer.seq_len, own)
+
+
+def _reference_problems(
+    config: TrainConfig, facts: ModelFacts, reference: ModelFacts, limit: int
+) -> Iterator[str]:
+    where = "algorithm.reference_model"
+    if reference.max_positions is not None and limit > reference.max_positions:
+        yield (
+            f"{where} was made for {reference.max_positions} positions, and samples may have "
+            f"{limit}; lower trainer.seq_len and inference.max_model_len, or use another one"
+        )
+    rows, own = reference.vocab_size, facts.vocab_size
+    if rows is not None and own is not None and rows < own:
+        yield (
+            f"{where} has {rows:,} rows for tokens and the model {own:,}, so that it has no "
+            "probability for some of what the model may sample; use a reference with as many"
+        )
+    if reference.num_heads is not None and reference.num_kv_heads is not None:
+        problem = context_problem(
+            config.trainer.fsdp_context_parallel_size,
+            num_heads=reference.num_heads,
+            num_kv_heads=reference.num_kv_heads,
+        )
+        if problem is not None:
+            yield f"{where}: {problem}"
 
 
 def _length_problems(config: TrainConfig, facts: ModelFacts, limit: int) -> Iterator[str]:

@@ -42,13 +42,20 @@ def render_plan(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    size = "size unknown before download"
-    if plan.num_parameters is not None:
-        size = f"{_count(plan.num_parameters)} parameters"
     steps = counted(plan.num_steps, "step")
+    size = _model_size(plan.num_parameters)
     yield from wrapped(f"{steps} of {plan.algorithm} on {plan.model} ({size})", "")
+    if plan.reference is not None:
+        size = _model_size(plan.num_reference_parameters)
+        yield from wrapped(f"with the reference {plan.reference} ({size})", "")
     for line in plan.begins:
         yield from wrapped(line.strip(), "  " if line.startswith(" ") else "")
+
+
+def _model_size(num_parameters: int | None) -> str:
+    if num_parameters is None:
+        return "size unknown before download"
+    return f"{_count(num_parameters)} parameters"
 
 
 def _codes(plan: Plan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from telescope_core.base.errors import ConfigError, ProcessDiedError
 from telescope_core.base.file_proofs import FileProof, write_sums
 from telescope_core.records.room import room_for
-from telescope_train.algorithms import loss_function
+from telescope_train.algorithms import load_algorithm, loss_function
 from telescope_train.algorithms.policy_gradient import negative_log_likelihood
 from telescope_train.algorithms.token_metrics import metric_row, reduce_metrics
 from telescope_train.backends import load_backend
@@ -33,6 +33,7 @@ from telescope_train.backends.transfer import Place, TensorHeader, Wire
 from telescope_train.batches.batch import PackedBatch
 from telescope_train.chat.tokenizer import vocabulary_size
 from telescope_train.cluster.ports import HeldPort
+from telescope_train.config.algorithm_section import AlgorithmSection
 from telescope_train.diagnostics.rank_checks import Tolerance, check_rank
 from telescope_train.models.attention.choice import PrefixSharing, no_sharing
 from telescope_train.observability.spans import SpanRecorder
@@ -140,6 +141,7 @@ class TrainerWorker:
                 tolerance=Tolerance.from_dtype(settings.compute_dtype),
                 exactness=_exactness(settings),
                 reference_exactness=_reference_exactness(settings),
+                has_other_reference=_has_other_reference(settings),
                 shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
@@ -272,7 +274,7 @@ class TrainerWorker:
                 ]
                 for batches in shares
             ]
-        if self._algorithm is not None and self._algorithm.kl_in_loss:
+        if self._algorithm is not None and _reads_reference(self._algorithm):
             shares = [
                 [
                     replace(batch, reference_logprobs_T=logprobs_T)
@@ -490,13 +492,24 @@ def _exactness(settings: BackendSettings) -> float | None:
     return 1e-6 if settings.compute_dtype == "float64" else 0.0
 
 
-def _reference_exactness(settings: BackendSettings) -> float | None:
-    """Return how much the reference may differ from the policy, nats; None = there is none.
+def _has_other_reference(settings: BackendSettings) -> bool:
+    """Return whether the reference is another model than the one that is trained."""
+    return settings.algorithm is not None and settings.algorithm.reference_model is not None
 
-    Both are the same model before the first step. Adapters add zeros to sums that are rounded, and
-    a compiler may fuse, and so round, one of two models otherwise.
+
+def _reads_reference(section: AlgorithmSection) -> bool:
+    """Return whether the loss reads log-probs of the reference model."""
+    return section.kl_in_loss or load_algorithm(section.algorithm).needs_reference
+
+
+def _reference_exactness(settings: BackendSettings) -> float | None:
+    """Return how much the reference may differ from the policy, nats; None = nothing is known.
+
+    Both are the same model before the first step, unless it is another one. Adapters add zeros to
+    sums that are rounded, and a compiler may fuse, and so round, one of two models otherwise.
     """
-    if settings.algorithm is None or not settings.algorithm.needs_reference:
+    section = settings.algorithm
+    if section is None or not section.needs_reference or _has_other_reference(settings):
         return None
     rounding = Tolerance.from_dtype(settings.compute_dtype).nats
     if settings.trainer.use_lora:

@@ -111,7 +111,7 @@ class FsdpBackend:
         algorithm = self._settings.algorithm
         if algorithm is None or not algorithm.needs_reference:
             return None
-        if self._settings.trainer.use_lora:
+        if self._settings.trainer.use_lora and algorithm.reference_model is None:
             return AdaptersAside(self._policy, self._computing)
         copy = load_reference(self._settings, self._device, trained, moved=self._spans.moved)
         return FrozenCopy(self._policy, copy)
@@ -255,10 +255,14 @@ class FsdpBackend:
             return self._policy.head_difference()
 
     @torch.no_grad()
-    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+    def reference_logprobs(
+        self, batches: Sequence[PackedBatch], *, by_transformers: bool = False
+    ) -> list[NDArray[np.float32]]:
         """Return log-probs as `logprobs` does, under the reference model."""
         assert self._reference is not None, "these settings need no reference model"
         with self._reference.ready() as policy:
+            if by_transformers:
+                return [self._logprobs(policy, batch, by_transformers=True) for batch in batches]
             # The reference is a model of its own, which was not asked when tokens were sampled.
             return [
                 self._timed_logprobs(

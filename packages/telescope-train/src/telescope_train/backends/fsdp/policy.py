@@ -171,9 +171,13 @@ def load_reference(
     *,
     moved: Callable[[], None] = lambda: None,
 ) -> PackedPolicy:
-    """Return a frozen copy of the initial model in the layers' dtype, prepared like `like`."""
+    """Return the frozen reference in the layers' dtype, prepared like `like`, the trained model.
+
+    It is the initial model, or `reference_model`, whose attention is chosen for itself.
+    """
     dtype, is_compiled = torch_dtype(settings.compute_dtype), settings.trainer.compile
-    loaded = _prepared(settings)
+    other = settings.algorithm.reference_model if settings.algorithm else None
+    loaded = _prepared(settings, other)
     # It is never updated, so master weights would only cost memory.
     # The parameters alone: frequencies of the rotations, which are buffers, stay in float32.
     for parameter in loaded.model.parameters():
@@ -195,16 +199,36 @@ def load_reference(
     # A compiler fuses, and rounds, otherwise where weights have no gradient: that difference alone
     # can be 0.05 nats in bfloat16.
     policy.requires_grad_(is_compiled)
-    policy.use_attention(like.attention_in_use, like.context)
+    kind = like.attention_in_use
+    if other is not None:
+        kind = _attention_beside(like, loaded.model, device, dtype)
+    policy.use_attention(kind, like.context)
     if not like.is_whole:
         shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
     _fill(policy, loaded, settings, device, moved)
     return policy
 
 
-def _prepared(settings: BackendSettings) -> LoadedModel:
+def _attention_beside(
+    trained: ShardedPolicy, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> AttentionKind:
+    """Return the attention with which `lm` computes the same rows as `trained`."""
+    size = 1 if trained.context is None else trained.context.size
+    check_context(lm, size)
+    if trained.sharing.attention is None:
+        return choose_attention(lm, device, dtype, is_row_shared=size > 1).kind
+    sharing = choose_sharing(lm, device, dtype, is_on=True, has_dropout=False)
+    if sharing.attention is None:
+        raise ConfigError(
+            "reference_model cannot compute rows in which samples share prefixes, as the trained "
+            f"model does ({sharing.reason}); set share_prefixes = false"
+        )
+    return sharing.attention.kind
+
+
+def _prepared(settings: BackendSettings, other: str | None = None) -> LoadedModel:
     return prepare_model(
-        settings.model.model,
+        other or settings.model.model,
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )

@@ -135,8 +135,11 @@ class MegatronBackend:
         """Return logprobs_T [T], nats, of each batch; 0 where a token is not trained on."""
         return self._logprobs("logprobs", self._weights.model, batches)
 
-    def reference_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
+    def reference_logprobs(
+        self, batches: Sequence[PackedBatch], *, by_transformers: bool = False
+    ) -> list[NDArray[np.float32]]:
         """Return log-probs as `logprobs` does, under the reference model."""
+        assert not by_transformers, "its reference is the model that it trains"
         return self._logprobs("reference logprobs", self._reference.model, batches)
 
     @property

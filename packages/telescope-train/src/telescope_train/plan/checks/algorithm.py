@@ -32,6 +32,7 @@ def algorithm_problems(config: TrainConfig) -> Iterator[str]:
     section = algorithm_in_use(config)
     yield from _group_size_problems(config, algorithm)
     yield from _pass_at_k_problems(section, algorithm)
+    yield from _reference_problems(config, algorithm)
     yield from _conflicts(section, algorithm)
     yield from _quantization_problems(config, section, algorithm)
     holding = _holding(section, algorithm)
@@ -227,6 +228,33 @@ def _pass_at_k_problems(section: AlgorithmSection, algorithm: Algorithm) -> Iter
         yield (
             f"algorithm.pass_at_k = {k} with {algorithm.name}, which divides by the mean of the "
             "group: examples that are rarely solved would count more twice; use rloo or dr_grpo"
+        )
+
+
+def _reference_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[str]:
+    section = config.algorithm
+    other = section.reference_model
+    if algorithm.needs_reference and other is None:
+        yield (
+            f"algorithm.{algorithm.name} learns from a teacher: set algorithm.reference_model to "
+            "the folder or the Hub id of one whose tokens are those of the model"
+        )
+    if algorithm.needs_reference and section.kl_penalty_tau:
+        yield (
+            f"algorithm.kl_penalty_tau beside {algorithm.name} counts the divergence from "
+            "reference_model twice: remove it, or use grpo with it, which learns from rewards too"
+        )
+    if other is None:
+        return
+    if not algorithm.needs_reference and not section.kl_penalty_tau:
+        yield (
+            f"algorithm.reference_model has no effect with {algorithm.name} without "
+            "kl_penalty_tau: set kl_penalty_tau above 0, use opd, or remove reference_model"
+        )
+    if config.trainer.train_backend == "megatron":
+        yield (
+            "algorithm.reference_model is not possible with train_backend = 'megatron', whose "
+            "reference is built as the trained model is: use fsdp, or remove reference_model"
         )
 
 

@@ -8,7 +8,12 @@ from typing import NamedTuple
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_train.chat.probe import declared_uses, probe_template
 from telescope_train.chat.renderer import load_renderer
-from telescope_train.chat.tokenizer import ModelSettings, bare_tokenizer, require_rows
+from telescope_train.chat.tokenizer import (
+    ModelSettings,
+    bare_tokenizer,
+    require_rows,
+    token_difference,
+)
 from telescope_train.config.schema import ModelSection, TrainConfig
 from telescope_train.models.fit import empty_model, require_peft, require_targets
 from telescope_train.models.hub import Kind, look_on_hub
@@ -86,6 +91,27 @@ def look_at_model(
     except TelescopeError as error:
         return ModelLook(problems=(str(error),), notes=tuple(notes))
     return ModelLook(notes=(*notes, *([note] if note else [])))
+
+
+def look_at_reference(config: TrainConfig, other: str) -> ModelLook:
+    """Check `reference_model` as the model is, and that its token ids mean what the model's do."""
+    if find_spec("torch") is None:
+        return ModelLook()
+    settings = config.model.model_copy(update={"model": other})
+    look = look_at_model(settings, dtype=config.model.model_dtype)
+    named = ModelLook(
+        problems=tuple(f"algorithm.reference_model: {one}" for one in look.problems),
+        notes=tuple(f"reference_model: {one}" for one in look.notes),
+    )
+    if named.problems:
+        return named
+    try:
+        problem = token_difference(bare_tokenizer(config.model), bare_tokenizer(settings))
+    except TelescopeError as error:
+        problem = str(error)
+    if problem is None:
+        return named
+    return named._replace(problems=(f"algorithm.reference_model {problem}",))
 
 
 def look_at_template(config: TrainConfig) -> ModelLook:

@@ -45,6 +45,9 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     yield from _minibatch_problems(config)
     yield from _epoch_problems(config)
     yield from _overlong_problems(config)
+    if section.reference_model is not None:
+        why = "with reference_model, which stays as it is; remove one of the two"
+        yield from unused(section, "algorithm.reference_update_every", why)
     every = section.reference_update_every
     if every >= config.run.number_of_steps and section.kl_penalty_tau:
         yield (
