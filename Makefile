@@ -5,7 +5,8 @@
 
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
-WORKERS ?= 2
+# One more than the cores of a small machine: tests wait for what they start a quarter of the time.
+WORKERS ?= 3
 # Where this is set, each of the many processes that the tests start compiles its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -156,7 +156,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--workers", type=int, default=2, help="processes at once (default: 2)")
+    parser.add_argument("--workers", type=int, default=3, help="processes at once (default: 3)")
     asked, extra = parser.parse_known_args()
     if asked.workers < 1:
         parser.error(f"--workers must be at least 1, got {asked.workers}")

@@ -7,6 +7,7 @@ seconds.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -143,7 +144,7 @@ async def play_groups(
 
 
 def learning_config(
-    model: Path, algorithm: str, *, num_steps: int, group_size: int, max_tokens: int
+    model: Path, algorithm: str, *, num_steps: int, group_size: int, max_tokens: int, **others: Any
 ) -> TrainConfig:
     """Return settings with which a tiny model learns a tiny task in a dozen steps."""
     return TrainConfig.model_validate(
@@ -152,7 +153,7 @@ def learning_config(
             "model": {"model": str(model)},
             "environments": [{"name": "toy"}],
             "rollout": {"group_size": group_size, "max_tokens": max_tokens},
-            "algorithm": {"algorithm": algorithm, "number_of_minibatches": 2},
+            "algorithm": {"algorithm": algorithm, "number_of_minibatches": 2, **others},
             "trainer": {"learning_rate": 1e-3, "seq_len": 1024, "gradient_checkpointing": False},
         }
     )

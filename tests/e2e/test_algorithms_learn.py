@@ -5,16 +5,19 @@ of its four places that hold one. Real rollouts, credit, packing, loss and FSDP2
 server is replaced by the model itself.
 """
 
+import random
 import statistics
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from telescope_core.environments import SingleTurnEnvironment, reward
 from telescope_core.examples import GeneratedSource
 from telescope_core.types import Example
-from telescope_train.algorithms import known_algorithms
+from telescope_train.algorithms import known_algorithms, load_algorithm
 from telescope_train.models.tiny import make_tiny_model
 from telescope_train.plan.checks.algorithm import algorithm_problems
 
@@ -49,10 +52,12 @@ def tiny(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", seed=3)
 
 
-async def rewards_while_training(model, algorithm: str) -> list[float]:
+async def rewards_while_training(
+    model, algorithm: str, *, group_size: int = GROUP_SIZE, **others
+) -> list[float]:
     """Return the mean reward of each step's rollouts."""
     config = learning_config(
-        model, algorithm, num_steps=STEPS, group_size=GROUP_SIZE, max_tokens=PLACES
+        model, algorithm, num_steps=STEPS, group_size=group_size, max_tokens=PLACES, **others
     )
     assert not list(algorithm_problems(config))
     rewards = []
@@ -64,8 +69,33 @@ async def rewards_while_training(model, algorithm: str) -> list[float]:
         print(f"{algorithm}: step {version}, reward {rewards[-1]:.2f}")
 
     policy = InProcessPolicy(model, seed=0)
-    await learn(policy, Digits(), config, num_prompts=PROMPTS, look=look)
+    num_prompts = PROMPTS * GROUP_SIZE // group_size
+    await learn(policy, Digits(), config, num_prompts=num_prompts, look=look)
     return rewards
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny, tmp_path_factory):
+    """The model after supervised steps on answers of four digits."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=2e-3), random.Random(0)
+    for _ in range(60):
+        texts = []
+        for _ in range(32):
+            asked = [{"role": "user", "content": f"{generator.randrange(1000):03d}="}]
+            start = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            texts.append(f"{start}{generator.randrange(10**PLACES):0{PLACES}d}")
+        ids = tokenizer(texts, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        logits = model(ids, use_cache=False).logits[:, -PLACES - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -PLACES:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp("models") / "teacher"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -73,6 +103,7 @@ async def rewards_while_training(model, algorithm: str) -> list[float]:
     [
         pytest.param(name, marks=[] if name == "grpo" else pytest.mark.nightly)
         for name in known_algorithms()
+        if not load_algorithm(name).needs_reference
     ],
 )
 async def test_the_reward_rises(tiny, algorithm):
@@ -81,6 +112,20 @@ async def test_the_reward_rises(tiny, algorithm):
     assert statistics.fmean(rewards[-3:]) > rewards[0] + 0.3, rewards
 
 
+async def test_a_student_learns_from_its_teacher_alone(tiny, teacher):
+    """From one rollout of each example, and without a look at its reward."""
+    found = await rewards_while_training(tiny, "opd", group_size=1, reference_model=str(teacher))
+    assert found[0] < 0.2
+    assert statistics.fmean(found[-3:]) > found[0] + 0.3, found
+
+
+@pytest.mark.nightly
+async def test_a_teacher_beside_rewards(tiny, teacher):
+    beside = {"reference_model": str(teacher), "kl_penalty_tau": 0.5}
+    found = await rewards_while_training(tiny, "rloo", **beside)
+    assert statistics.fmean(found[-3:]) > found[0] + 0.3, found
+
+
 def test_all_algorithms_are_among_them():
-    all_of_them = "cispo dapo dppo dr_grpo gmpo grpo gspo maxrl reinforce_pp rloo sapo"
+    all_of_them = "cispo dapo dppo dr_grpo gmpo grpo gspo maxrl opd reinforce_pp rloo sapo"
     assert set(all_of_them.split()) <= set(known_algorithms())
