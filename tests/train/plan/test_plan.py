@@ -19,8 +19,10 @@ from telescope_core.errors import ConfigError
 from telescope_train.models import fit
 from telescope_train.models.device import compute_dtype, machine_device
 from telescope_train.models.facts import UNKNOWN_FACTS, facts_of, read_model_facts
+from telescope_train.models.tiny import character_tokenizer
 from telescope_train.plan.load import load_train_config
 from telescope_train.plan.memory import BYTES_PER_VALUE, MemoryPlan, _reference, _training_state
+from telescope_train.plan.node_checks import with_absolute_model
 from telescope_train.plan.notes import notes_of
 from telescope_train.plan.plan import Plan, how_activations_are_kept, make_plan
 from telescope_train.plan.prepared import prepare
@@ -714,3 +716,65 @@ def test_a_model_whose_files_lack_a_tensor_cannot_start(flags, tmp_path):
 def test_steps_too_small_for_the_dtype_of_the_weights_are_said(flags, more, is_said):
     notes = notes_of(prepare(load_train_config([], [*flags, *more])))
     assert any("bfloat16" in note and "float32" in note for note in notes) == is_said
+
+
+OPD = ["--algorithm", "opd", "--group_size", "1", "--reference_model"]
+
+
+@pytest.fixture(scope="session")
+def teacher(save_model) -> Path:
+    return save_model(**{**QWEN3, "hidden_size": 96, "num_hidden_layers": 3, "vocab_size": 160})
+
+
+def problems_beside(flags, reference, *more) -> list[str]:
+    prepared = prepare(load_train_config([], [*flags, *OPD, str(reference), *more]))
+    return list(prepared.problems)
+
+
+def test_a_plan_names_the_teacher_and_counts_it(flags, teacher):
+    prepared = prepare(load_train_config([], [*flags, *OPD, str(teacher)]))
+    assert not prepared.problems
+    plan = make_plan(prepared)
+    text = render_plan(plan)
+    assert f"with the reference {teacher}" in " ".join(text.split()).replace("/ ", "/")
+    size = prepared.facts.num_reference_parameters
+    assert size > prepared.facts.num_parameters
+    parts = dict(plan.memory[0].parts)
+    assert parts["reference model"] == 4 * size
+    assert any(name.startswith("algorithm.reference_model: ") for name in prepared.inputs)
+
+
+def test_another_tokenizer_is_refused_with_what_differs(flags, teacher, tmp_path):
+    other = shutil.copytree(teacher, tmp_path / "other")
+    text = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = text["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(text))
+    (found,) = problems_beside(flags, other)
+    own = character_tokenizer().get_vocab()
+    assert f"of the model's {len(own)} tokens, 2 have another id there or none" in found
+    assert f"'a' ({own['a']}), 'b' ({own['b']})" in found
+
+
+def test_fewer_rows_or_positions_than_the_model_are_refused(flags, save_model):
+    few = save_model(**{**QWEN3, "vocab_size": 110})
+    (found,) = problems_beside(flags, few)
+    assert "has 110 rows for tokens and the model 128" in found
+    short = save_model(**{**QWEN3, "max_position_embeddings": 64})
+    assert any(
+        "was made for 64 positions, and samples may have" in one
+        for one in problems_beside(flags, short)
+    )
+
+
+def test_a_folder_that_is_no_model_is_named(flags, tmp_path):
+    assert all("reference_model" in one for one in problems_beside(flags, tmp_path / "nothing"))
+    (tmp_path / "empty").mkdir()
+    (found,) = problems_beside(flags, tmp_path / "empty")
+    assert found.startswith("algorithm.reference_model")
+
+
+def test_ranks_get_absolute_paths(flags, teacher, monkeypatch):
+    monkeypatch.chdir(teacher.parent)
+    config = with_absolute_model(load_train_config([], [*flags, *OPD, teacher.name]))
+    assert config.algorithm.reference_model == str(teacher)
