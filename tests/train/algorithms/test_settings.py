@@ -217,6 +217,14 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
             [*OPD, *TEACHER, "--kl_penalty_tau", "1"],
             "counts the divergence from reference_model",
         ),
+        (
+            [*OPD, *TEACHER, "--overlong_penalty_factor", "1"],
+            "overlong_penalty_factor has no effect with opd, which does not learn from rewards",
+        ),
+        (
+            [*OPD, *TEACHER, "--should_accept_fn", "has_signal"],
+            "should_accept_fn = 'has_signal' with opd rejects groups of equal rewards",
+        ),
         (TEACHER, "reference_model has no effect with grpo without kl_penalty_tau"),
         ([*OPD, *TEACHER, "--train_backend", "megatron"], "not possible with train_backend = 'meg"),
         (

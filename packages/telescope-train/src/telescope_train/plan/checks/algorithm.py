@@ -18,6 +18,7 @@ from telescope_train.algorithms.record import (
 from telescope_train.config.algorithm_section import AlgorithmSection
 from telescope_train.config.fields import unused, was_set
 from telescope_train.config.schema import TrainConfig
+from telescope_train.rollouts.accept import BUILT_IN
 
 TWICE = "which would count the ratio to the sampler twice"
 
@@ -244,6 +245,15 @@ def _reference_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[s
             f"algorithm.kl_penalty_tau beside {algorithm.name} counts the divergence from "
             "reference_model twice: remove it, or use grpo with it, which learns from rewards too"
         )
+    if algorithm.needs_reference:
+        why = f"with {algorithm.name}, which does not learn from rewards; remove it"
+        yield from unused(section, "algorithm.overlong_penalty_factor", why)
+        if config.rollout.should_accept_fn in BUILT_IN:
+            yield (
+                f"rollout.should_accept_fn = {config.rollout.should_accept_fn!r} with "
+                f"{algorithm.name} rejects groups of equal rewards, from which it learns as well "
+                "as from others; remove it"
+            )
     if other is None:
         return
     if not algorithm.needs_reference and not section.kl_penalty_tau:
