@@ -159,7 +159,7 @@ PLANTED = {
     "corrected away": {"tis/masked_fraction": 0.5},
     "filtered": {"filtered/repetition": 200.0},
     "gradient grows": {"grad_norm": rising(2.0, 200.0)},
-    "far from reference": {"kl/reference": 3.0},
+    "far from reference": {"kl/reference": rising(0.5, 3.0)},
     "short first": {"length_bias": 0.5},
     "evals fall": {
         "eval/math/reward/low": rising(0.4, 0.1),

@@ -17,10 +17,12 @@ from telescope_train.models.attention.kinds import EAGER
 
 HERE = Path(__file__).parents[1]
 sys.path[:0] = [str(HERE), str(HERE / "algorithms")]
-from backend_cases import (  # noqa: E402  # noqa: E402
+from backend_cases import (  # noqa: E402
     backend_settings,
     exported_gradient,
     grpo_batches,
+    make_mixture,
+    make_special_head,
     relative_difference,
     samples,
     slow_model,
@@ -133,15 +135,18 @@ def test_a_teacher_whose_samples_are_not_kept_apart_is_refused(tiny, teacher, st
         start(taught(tiny, teacher))
 
 
-def test_a_teacher_that_cannot_share_prefixes_says_what_to_set(tiny, teacher, start, monkeypatch):
-    choose = policy.choose_sharing
-
-    def refuse_the_second(lm, *arguments, **settings):
-        is_teacher = lm.config.hidden_size == 128
-        is_on = settings["is_on"] and not is_teacher
-        return choose(lm, *arguments, **{**settings, "is_on": is_on})
-
-    monkeypatch.setattr(policy, "choose_sharing", refuse_the_second)
-    with pytest.raises(ConfigError, match="reference_model cannot compute rows in which samples"):
-        start(taught(tiny, teacher))
-    start(taught(tiny, teacher, share_prefixes=False))
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gemma2", "phi"])
+def test_a_teacher_may_be_of_another_family(tiny, start, tmp_path, kind):
+    """With a cap or a bias at its head. A mixture of experts needs each sample by itself."""
+    make = make_mixture if kind == "qwen3_moe" else make_special_head
+    other = make(tmp_path / "teacher", kind)
+    worker = start(taught(tiny, other))
+    if kind == "qwen3_moe":
+        assert worker.sharing.reason.startswith("reference_model cannot: the model is a mixture of")
+    (batch,) = one_batch(samples())[0]
+    (found_T,) = worker.reference_logprobs([batch])
+    with torch.no_grad():
+        model = slow_model(other)
+        expected = [slow_logprobs(model, one)[one.mask[1:]] for one in samples()]
+    found_M, expected_M = np.sort(found_T[batch.mask_T]), torch.cat(expected).sort().values
+    np.testing.assert_allclose(found_M, expected_M, atol=1e-6)

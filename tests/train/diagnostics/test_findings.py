@@ -15,7 +15,7 @@ NOT_SETTINGS = {
 }
 """Attributes and settings of an environment, of a tensor and an optimizer, a file, a function of
 Python, and a tag of rollouts."""
-ONLY_LOWERED = {"ppo_epochs"}
+ONLY_LOWERED = {"pass_at_k", "ppo_epochs"}
 """A setting above its default needs another one, but nothing advises to raise it."""
 NAME = re.compile(r"(?<![\w/])[a-z]+(?:_[a-z0-9]+)+(?![\w/])")
 

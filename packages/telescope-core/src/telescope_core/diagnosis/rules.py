@@ -354,6 +354,12 @@ def _evals_fall(rule: Rule, history: History) -> Found:
         )
 
 
+def _moved_away(history: History) -> Series:
+    """Return how much the distance from the reference has grown, from a teacher's as from 0."""
+    values = history.named("kl/reference")
+    return [(step, nats - values[0][1]) for step, nats in values]
+
+
 def _clipped_share(history: History) -> Series:
     highs = dict(history.named("clip_fraction/high"))
     return [(step, low + highs.get(step, 0.0)) for step, low in history.named("clip_fraction/low")]
@@ -649,11 +655,12 @@ RULES: tuple[Rule, ...] = (
     Rule("filtered", Kind.UNHEALTHY, "Do filters leave enough?", _filtered),
     Rule("gradient grows", Kind.UNHEALTHY, "Is the gradient steady?", _grad_norm),
     Rule("far from reference", Kind.UNHEALTHY, "Is it near its start?").in_a_row(
-        "The policy is more than 1 nat a token from the reference model.",
-        "Raise kl_penalty_tau, lower learning_rate, or update the reference model.",
+        "The policy has moved more than 1 nat a token away from the reference model.",
+        "Lower learning_rate, raise kl_penalty_tau, or update the reference model.",
         "kl/reference",
         holds=lambda nats: nats > 1.0,
         least=5,
+        series=_moved_away,
     ),
     Rule("short first", Kind.UNHEALTHY, "Are long answers trained on?").in_a_row(
         "Rollouts that were trained on are shorter than those that were drawn, by more than a "

@@ -77,8 +77,8 @@ def best_of(rewards_G: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     Times k (G - 1) / (G - k): the policy gradient with `leave_one_out` of the result is then that
     of the expected largest reward of k answers, without bias. With k = 1 nothing changes. 0 for a
     group of k or fewer, which has nothing to compare.
-    Paper: arXiv:2505.15201, section 3 (PKPO, without a baseline). The factor is for our baseline,
-    the mean of the group, of which a reward is itself a part.
+    Paper: arXiv:2505.15201 (PKPO, the estimator without a baseline). The factor is for our
+    baseline, the mean of the group, of which a reward is itself a part.
     """
     if k == 1:
         return rewards_G

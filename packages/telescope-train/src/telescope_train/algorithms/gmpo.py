@@ -1,6 +1,6 @@
 """GMPO: one ratio per sequence, the geometric mean over tokens whose ratios are each clipped.
 
-Paper: arXiv:2507.20673, eq. 4 and section 3.2.
+Paper: arXiv:2507.20673 (the geometric mean, and its clip of each token).
     c_t = min(log u_t, log(1 + clip_high)) where A > 0, max(log u_t, log(1 - clip_low)) where A < 0
     s = exp(mean_t c_t); A_i as GRPO; loss: -s A
 with u the ratio to the old log-probs. A token that its bound holds has no gradient; the others of

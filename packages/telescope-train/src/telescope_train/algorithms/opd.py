@@ -1,6 +1,6 @@
 """OPD: on-policy distillation, the policy gradient of the divergence from a teacher.
 
-Paper: arXiv:2306.13649, section 3 (GKD on the student's own answers, with the reverse KL).
+Paper: arXiv:2306.13649 (GKD on the student's own answers, with the reverse KL).
     A_t = f - sg(l), cut to +-10; loss: the policy gradient, plain or clipped, with A_t as advantage
 with l the policy and f the teacher, `reference_model`, at a token that the policy sampled: its
 gradient is that of KL(policy, teacher) at each token, on average. Rewards are recorded and not

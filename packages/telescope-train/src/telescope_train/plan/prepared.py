@@ -218,14 +218,15 @@ def _reference_problems(
             f"{where} has {rows:,} rows for tokens and the model {own:,}, so that it has no "
             "probability for some of what the model may sample; use a reference with as many"
         )
-    if reference.num_heads is not None and reference.num_kv_heads is not None:
-        problem = context_problem(
-            config.trainer.fsdp_context_parallel_size,
-            num_heads=reference.num_heads,
-            num_kv_heads=reference.num_kv_heads,
-        )
-        if problem is not None:
-            yield f"{where}: {problem}"
+    if problem := _context_problem(config, reference):
+        yield f"{where}: {problem}"
+
+
+def _context_problem(config: TrainConfig, facts: ModelFacts) -> str | None:
+    if facts.num_heads is None or facts.num_kv_heads is None:
+        return None
+    size, heads = config.trainer.fsdp_context_parallel_size, facts.num_heads
+    return context_problem(size, num_heads=heads, num_kv_heads=facts.num_kv_heads)
 
 
 def _length_problems(config: TrainConfig, facts: ModelFacts, limit: int) -> Iterator[str]:
@@ -248,14 +249,8 @@ def _step_problems(config: TrainConfig, facts: ModelFacts) -> Iterator[str]:
             load_accept_fn(accept)
         except TelescopeError as error:
             yield str(error)
-    if facts.num_heads is not None and facts.num_kv_heads is not None:
-        problem = context_problem(
-            config.trainer.fsdp_context_parallel_size,
-            num_heads=facts.num_heads,
-            num_kv_heads=facts.num_kv_heads,
-        )
-        if problem is not None:
-            yield f"trainer.{problem}"
+    if problem := _context_problem(config, facts):
+        yield f"trainer.{problem}"
     size = config.inference.inference_tensor_parallel_size
     if problem := tensor_problem("inference.inference_tensor_parallel_size", size, facts):
         yield problem

@@ -31,6 +31,7 @@ from telescope_train.models.attention.choice import (
     PrefixSharing,
     choose_attention,
     choose_sharing,
+    no_sharing,
 )
 from telescope_train.models.attention.context_parallel import ContextGroup, join_context
 from telescope_train.models.attention.kinds import AttentionKind
@@ -103,13 +104,7 @@ def load_policy(
     if has_experts(loaded.model):
         use_grouped_experts(loaded.model, dtype)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
-    sharing = choose_sharing(
-        loaded.model,
-        device,
-        dtype,
-        is_on=trainer.share_prefixes == "auto",
-        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
-    )
+    sharing = _choose_sharing(settings, loaded.model, device, dtype)
     context = join_context(layout)
     if trainer.use_lora:
         # What peft draws is replaced after sharding, so it must not move the run's generators.
@@ -209,6 +204,26 @@ def load_reference(
     return policy
 
 
+def _choose_sharing(
+    settings: BackendSettings, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> PrefixSharing:
+    """Return how samples share prefixes, which the reference has to be able to, too."""
+    trainer = settings.trainer
+    sharing = choose_sharing(
+        lm,
+        device,
+        dtype,
+        is_on=trainer.share_prefixes == "auto",
+        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
+    )
+    other = settings.algorithm.reference_model if settings.algorithm else None
+    if other is None or sharing.attention is None:
+        return sharing
+    reference = _prepared(settings, other).model
+    found = choose_sharing(reference, device, dtype, is_on=True, has_dropout=False)
+    return sharing if found.attention else no_sharing(f"reference_model cannot: {found.reason}")
+
+
 def _attention_beside(
     trained: ShardedPolicy, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
 ) -> AttentionKind:
@@ -218,11 +233,7 @@ def _attention_beside(
     if trained.sharing.attention is None:
         return choose_attention(lm, device, dtype, is_row_shared=size > 1).kind
     sharing = choose_sharing(lm, device, dtype, is_on=True, has_dropout=False)
-    if sharing.attention is None:
-        raise ConfigError(
-            "reference_model cannot compute rows in which samples share prefixes, as the trained "
-            f"model does ({sharing.reason}); set share_prefixes = false"
-        )
+    assert sharing.attention is not None, "rows share prefixes only if the reference can, too"
     return sharing.attention.kind
 
 
