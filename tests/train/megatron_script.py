@@ -1,7 +1,7 @@
 """Trainer ranks as processes that take one layout of Megatron after another.
 
 usage: megatron_script.py RANK WORLD_SIZE PORT JOB_FILE (JSON: output; cases: name, model, section;
-optional dtype, load, save, supervised, shares, reference)
+optional dtype, load, save, supervised, shares, reference, teacher)
 """
 
 import json
@@ -44,6 +44,9 @@ def settings_of(case):
         return replace(settings, algorithm=None), negative_log_likelihood
     if case.get("reference"):
         settings = replace(settings, algorithm=AlgorithmSection(kl_penalty_tau=0.1))
+    if teacher := case.get("teacher"):
+        section = AlgorithmSection(algorithm="opd", reference_model=teacher)
+        settings = replace(settings, algorithm=section)
     return settings, loss_function(settings.algorithm)
 
 
@@ -58,6 +61,15 @@ def run(case, output: Path, rank: int, world_size: int) -> None:
     if case.get("reference"):
         batches = grpo_batches(seq_len=64, num_ranks=layout.data)[layout.shard_of(rank)]
         np.savez(output / f"{case['name']}-{rank}.npz", **moved_reference(backend, batches, case))
+        dist.barrier()
+        return
+    if case.get("teacher"):
+        batches = grpo_batches(seq_len=64, num_ranks=layout.data)[layout.shard_of(rank)]
+        here = backend.reference_logprobs(batches)
+        there = backend.reference_logprobs(batches, by_transformers=True)
+        found = {f"logprobs.{i}": value for i, value in enumerate(here)}
+        found |= {f"transformers.{i}": value for i, value in enumerate(there)}
+        np.savez(output / f"{case['name']}-{rank}.npz", **found)
         dist.barrier()
         return
     found = {}

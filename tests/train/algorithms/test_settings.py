@@ -226,7 +226,6 @@ def test_a_refused_value_would_indeed_have_changed_nothing():
             "should_accept_fn = 'has_signal' with opd rejects groups of equal rewards",
         ),
         (TEACHER, "reference_model has no effect with grpo without kl_penalty_tau"),
-        ([*OPD, *TEACHER, "--train_backend", "megatron"], "not possible with train_backend = 'meg"),
         (
             [*TEACHER, "--kl_penalty_tau", "1", "--reference_update_every", "2"],
             "reference_update_every has no effect with reference_model, which stays as it is",

@@ -48,6 +48,11 @@ TWO_RANKS = {
         {"pipeline_parallel_size": 2, "use_distributed_optimizer": False},
     ),
 }
+TEACHERS = {
+    "teacher-tensor": ("pipeline", {"tensor_parallel_size": 2}),
+    "teacher-pipeline": ("experts-tensor", {"pipeline_parallel_size": 2}),
+}
+"""Beside qwen3: the layout in which the teacher's family is trained, and that of the student."""
 SUPERVISED = {
     "supervised-tensor": ("qwen3", {"tensor_parallel_size": 2}),
     "supervised-pipeline": ("llama", {"pipeline_parallel_size": 2}),
@@ -137,6 +142,9 @@ def on_two(models, tmp_path_factory):
     cases.append({**both, "name": "reference", "section": tensor, "save": path})
     cases.append({**both, "name": "reference-again", "section": tensor, "load": path})
     cases.append({**both, "name": "reference-moved", "section": pipeline, "load": path})
+    for name, (like, section) in TEACHERS.items():
+        student = {"name": name, "model": str(models["qwen3"]), "section": section}
+        cases.append({**student, "teacher": str(models[TWO_RANKS[like][0]])})
     stayed = {**by_name["tensor"], "name": "stayed", "steps": 1, "load": str(folder / "saved")}
     cases += cases_of(SUPERVISED, models, supervised=True, steps=1)
     cases += cases_of(SHARING | NOT_SHARING, models, shares=True)
@@ -217,6 +225,20 @@ def test_a_checkpoint_is_resumed_on_other_layouts(on_two):
     names = [n[7:] for n in experts if n.startswith("weight.")]
     difference = [np.abs(moved[f"loaded.{n}"] - experts[f"weight.{n}"]).max() for n in names]
     assert max(difference) < 1e-6
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_a_teacher_of_another_family_has_the_log_probs_that_it_has_in_training(on_two, name):
+    like, _ = TEACHERS[name]
+    trained = np.load(on_two / f"{like}-0.npz")
+    found = np.load(on_two / f"{name}-0.npz")
+    numbers = [key.split(".")[1] for key in found if key.startswith("logprobs.")]
+    assert numbers
+    for number in numbers:
+        expected = trained[f"logprobs.{number}"]
+        np.testing.assert_allclose(found[f"logprobs.{number}"], expected, atol=1e-6)
+        np.testing.assert_allclose(found[f"transformers.{number}"], expected, atol=1e-5)
+        assert np.abs(expected).max() > 1
 
 
 def test_an_updated_reference_comes_back_on_any_layout(on_two):

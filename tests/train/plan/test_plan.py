@@ -500,9 +500,10 @@ def test_what_a_rank_keeps_of_the_model(flags, expected):
     base = ["--name", "a", "--number_of_steps", "1", "--model", "a/b"]
     config = load_train_config([], [*base, "--environments", '[{"name": "countdown"}]', *flags])
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, "cpu")]
-    sizes = {"num_parameters": 1000, "num_reference_parameters": 5000 if "opd" in flags else None}
+    other = replace(UNKNOWN_FACTS, num_parameters=5000) if "opd" in flags else None
+    facts = replace(UNKNOWN_FACTS, num_parameters=1000, reference=other)
     state = _training_state(config, 1000, compute, num_matrix=700)
-    state += _reference(config, replace(UNKNOWN_FACTS, **sizes), compute, 1)
+    state += _reference(config, facts, compute, 1)
     assert {name: size / 1000 for name, size in state} == expected
 
 
@@ -737,7 +738,7 @@ def test_a_plan_names_the_teacher_and_counts_it(flags, teacher):
     plan = make_plan(prepared)
     text = render_plan(plan)
     assert f"with the reference {teacher}" in " ".join(text.split()).replace("/ ", "/")
-    size = prepared.facts.num_reference_parameters
+    size = prepared.facts.reference.num_parameters
     assert size > prepared.facts.num_parameters
     parts = dict(plan.memory[0].parts)
     assert parts["reference model"] == 4 * size

@@ -49,8 +49,8 @@ class ModelFacts:
     """Width of a dense feed-forward layer."""
     num_experts: int | None = None
     """Number of experts in a layer; None = a dense model."""
-    num_reference_parameters: int | None = None
-    """Parameters of `reference_model`; None = it is the model itself, or not known."""
+    reference: "ModelFacts | None" = None
+    """Those of `reference_model`; None = there is none."""
     family: str | None = None
     """Value of `model_type` in the config."""
     attention_limits: tuple[str, ...] = ()

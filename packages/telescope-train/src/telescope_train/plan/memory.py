@@ -57,7 +57,7 @@ def memory_of(
 
 def rank_memory(config: TrainConfig, facts: ModelFacts, *, device: Device) -> MemoryPlan | None:
     """Return the peak memory of a trainer rank in a step; None = sizes unknown."""
-    if facts.num_parameters is None:
+    if facts.num_parameters is None or (facts.reference or facts).num_parameters is None:
         return None
     chunk = min(config.trainer.entropy_chunk_size, config.trainer.seq_len)
     compute = BYTES_PER_VALUE[compute_dtype(config.model.mixed_precision_dtype, device)]
@@ -277,7 +277,7 @@ def _reference(
     section = config.algorithm
     if not section.needs_reference or (config.trainer.use_lora and not section.reference_model):
         return []
-    held = facts.num_reference_parameters or facts.num_parameters or 0
+    held = (facts.reference or facts).num_parameters or 0
     return [("reference model", compute * (held // shards))]
 
 
@@ -324,7 +324,8 @@ def megatron_state(
         # A pass sums its gradient over the ranks at once, so that of earlier passes is kept apart.
         parts.append(("gradients of earlier passes", gradient * held.all))
     if config.algorithm.needs_reference:
-        parts.append(("reference model", compute * held.all))
+        reference = _held(facts.reference or facts, layout)
+        parts.append(("reference model", compute * reference.all))
     return parts
 
 

@@ -145,13 +145,13 @@ def make_plan(prepared: Prepared) -> Plan:
     codes = prepared.environments.records
     shares = _environment_shares(config, codes)
     rollouts = sum(share.rollouts for share in shares)
-    limit = prepared.max_model_len
+    limit, reference = prepared.max_model_len, prepared.facts.reference
     return Plan(
         run_folder=str(run_folder(config)),
         model=config.model.model,
         num_parameters=prepared.facts.num_parameters,
         reference=config.algorithm.reference_model,
-        num_reference_parameters=prepared.facts.num_reference_parameters,
+        num_reference_parameters=reference and reference.num_parameters,
         num_steps=config.run.number_of_steps,
         begins=() if prepared.resume is None else tuple(prepared.resume.lines),
         algorithm=config.algorithm.algorithm,

@@ -125,8 +125,8 @@ def prepare(config: TrainConfig) -> Prepared:
         problems.append(str(error))
     limit = _max_model_len(config, facts)
     reference, other = _look_at_reference(config)
-    problems += [*other.problems, *_reference_problems(config, facts, reference, limit)]
-    facts = replace(facts, num_reference_parameters=reference.num_parameters)
+    facts = replace(facts, reference=reference)
+    problems += [*other.problems, *_reference_problems(config, facts, limit)]
     look = look._replace(notes=(*look.notes, *other.notes))
     gpus = tuple(machine_gpus()) if device == "cuda" and config.ray.ray_address is None else ()
     asked, config = config.inference.colocate, colocated(config, facts, limit, gpus)
@@ -184,11 +184,11 @@ def prepare(config: TrainConfig) -> Prepared:
     )
 
 
-def _look_at_reference(config: TrainConfig) -> tuple[ModelFacts, ModelLook]:
-    """Return the facts of `reference_model`, unknown ones if there is none, and what was found."""
+def _look_at_reference(config: TrainConfig) -> tuple[ModelFacts | None, ModelLook]:
+    """Return the facts of `reference_model`, if there is one, and what was found in its files."""
     other = config.algorithm.reference_model
     if other is None:
-        return UNKNOWN_FACTS, ModelLook()
+        return None, ModelLook()
     try:
         facts = read_model_facts(other, output_dir=config.run.output_dir)
         return facts, look_at_reference(config, other)
@@ -203,10 +203,12 @@ def _max_model_len(config: TrainConfig, facts: ModelFacts) -> int:
     return given if given is not None else min(config.trainer.seq_len, own)
 
 
-def _reference_problems(
-    config: TrainConfig, facts: ModelFacts, reference: ModelFacts, limit: int
-) -> Iterator[str]:
-    where = "algorithm.reference_model"
+def _reference_problems(config: TrainConfig, facts: ModelFacts, limit: int) -> Iterator[str]:
+    where, reference = "algorithm.reference_model", facts.reference
+    if reference is None:
+        return
+    for problem in megatron_model_problems(config.trainer, config.megatron, reference):
+        yield f"{where}: {problem}"
     if reference.max_positions is not None and limit > reference.max_positions:
         yield (
             f"{where} was made for {reference.max_positions} positions, and samples may have "

@@ -139,7 +139,10 @@ class MegatronBackend:
         self, batches: Sequence[PackedBatch], *, by_transformers: bool = False
     ) -> list[NDArray[np.float32]]:
         """Return log-probs as `logprobs` does, under the reference model."""
-        assert not by_transformers, "its reference is the model that it trains"
+        if by_transformers:
+            empty = self._loaded.reference_empty
+            streamed = StreamedModel(empty, self._device, self._loaded.dtype)
+            return self._transformers_logprobs(streamed, self._reference, batches)
         return self._logprobs("reference logprobs", self._reference.model, batches)
 
     @property
@@ -175,10 +178,15 @@ class MegatronBackend:
     @torch.no_grad()
     def transformers_logprobs(self, batches: Sequence[PackedBatch]) -> list[NDArray[np.float32]]:
         """Return log-probs like `logprobs`, by transformers' layers with exported weights."""
+        return self._transformers_logprobs(self._streamed, self._weights, batches)
+
+    def _transformers_logprobs(
+        self, streamed: StreamedModel, weights: RankWeights, batches: Sequence[PackedBatch]
+    ) -> list[NDArray[np.float32]]:
         found: list[NDArray[np.float32]] = []
         for batch in batches:
             row = packed_row(batch, self._device, share=False)
-            values = self._streamed.logprobs(row, self._weights.export())
+            values = streamed.logprobs(row, weights.export())
             found.append(in_batch(batch, row.trained_M, values.cpu().numpy()))
         return found
 

@@ -53,6 +53,7 @@ from telescope_train.models.group_wait import group_wait
 from telescope_train.models.load import torch_dtype
 from telescope_train.models.saving import save_generation_config
 from telescope_train.models.source import read_source, require_tensors
+from telescope_train.models.weight_files import WeightFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,9 @@ class Loaded:
 
     weights: RankWeights
     reference: RankWeights | None
-    """The frozen initial model; None if the algorithm needs none."""
+    """The frozen initial model, or `reference_model`; None if the algorithm needs none."""
+    reference_empty: PreTrainedModel
+    """The Hugging Face model of the reference without memory for its weights."""
     config: Any
     """The library's TransformerConfig."""
     architecture: Architecture
@@ -82,59 +85,91 @@ def build(
 
     `moved` hears of each tensor that was read.
     """
-    section = settings.megatron
-    trust = settings.model.trust_remote_code
-    source = read_source(
-        settings.model.model, dtype=settings.compute_dtype, trust_remote_code=trust
-    )
-    hf_config = source.config
-    architecture = architecture_of(hf_config)
-    files = require_tensors(source, hugging_face_shapes(architecture))
-    layout = megatron_layout(section, dist.get_world_size())
-    problems = list(model_problems(section, architecture))
-    if problems:
-        raise ConfigError("\n".join(problems))
-    dtype = torch_dtype(settings.compute_dtype)
-    attention = choose_attention(
-        empty_model(_few_experts(hf_config), trust_remote_code=trust, dtype=dtype),
-        device,
-        dtype,
-        # These kinds take the sequences of a row, and no mask that transformers makes of it.
-        is_row_shared=True,
-    )
-    empty = empty_model(hf_config, trust_remote_code=trust, dtype=dtype)
-    sharing = _choose_sharing(settings, empty, device, dtype)
+    layout = megatron_layout(settings.megatron, dist.get_world_size())
+    section = settings.algorithm
+    trained = other = _look(settings, settings.model.model, device)
+    if section is not None and section.reference_model is not None:
+        try:
+            other = _look(settings, section.reference_model, device)
+        except ConfigError as error:
+            raise ConfigError(f"reference_model: {error}") from error
+    sharing = trained.sharing
+    if sharing.attention is not None and other.sharing.attention is None:
+        sharing = no_sharing(f"reference_model cannot: {other.sharing.reason}")
     _join(layout, settings.seed)
-    building = Building(
-        settings=settings,
-        architecture=architecture,
-        layout=layout,
-        frequencies=rotary_frequencies(empty),
-        attention=(sharing.attention or attention).kind,
-        device=device,
-    )
-    config = transformer_config(building)
-    files.on_read = moved
-    weights = RankWeights(build_model(building, config), architecture)
-    weights.load(files)
+
+    def built(found: _Found) -> tuple[RankWeights, Any]:
+        shared = found.sharing.attention if sharing.attention else None
+        building = Building(
+            settings=settings,
+            architecture=found.architecture,
+            layout=layout,
+            frequencies=rotary_frequencies(found.empty),
+            attention=(shared or found.attention).kind,
+            device=device,
+        )
+        config = transformer_config(building)
+        found.files.on_read = moved
+        weights = RankWeights(build_model(building, config), found.architecture)
+        weights.load(found.files)
+        return weights, config
+
+    weights, config = built(trained)
     reference = None
-    if settings.algorithm is not None and settings.algorithm.needs_reference:
-        reference = RankWeights(build_model(building, config), architecture)
-        reference.load(files)
+    if section is not None and section.needs_reference:
+        reference, _ = built(other)
         reference.model.requires_grad_(False)
     from megatron.core import parallel_state
 
     return Loaded(
         weights=weights,
         reference=reference,
+        reference_empty=other.empty,
         config=config,
-        architecture=architecture,
+        architecture=trained.architecture,
         layout=layout,
         context_rank=parallel_state.get_context_parallel_rank(),
-        attention=attention,
+        attention=trained.attention,
         sharing=sharing,
+        empty=trained.empty,
+        dtype=torch_dtype(settings.compute_dtype),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A Hugging Face model, before the ranks have any of it."""
+
+    architecture: Architecture
+    files: WeightFiles
+    attention: AttentionChoice
+    sharing: PrefixSharing
+    empty: PreTrainedModel
+
+
+def _look(settings: BackendSettings, name: str, device: torch.device) -> _Found:
+    """Read what a model is; ConfigError if these settings cannot divide it over ranks."""
+    trust, dtype = settings.model.trust_remote_code, torch_dtype(settings.compute_dtype)
+    source = read_source(name, dtype=settings.compute_dtype, trust_remote_code=trust)
+    architecture = architecture_of(source.config)
+    files = require_tensors(source, hugging_face_shapes(architecture))
+    problems = list(model_problems(settings.megatron, architecture))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    attention = choose_attention(
+        empty_model(_few_experts(source.config), trust_remote_code=trust, dtype=dtype),
+        device,
+        dtype,
+        # These kinds take the sequences of a row, and no mask that transformers makes of it.
+        is_row_shared=True,
+    )
+    empty = empty_model(source.config, trust_remote_code=trust, dtype=dtype)
+    return _Found(
+        architecture=architecture,
+        files=files,
+        attention=attention,
+        sharing=_choose_sharing(settings, empty, device, dtype),
         empty=empty,
-        dtype=dtype,
     )
 
 

@@ -261,11 +261,6 @@ def _reference_problems(config: TrainConfig, algorithm: Algorithm) -> Iterator[s
             f"algorithm.reference_model has no effect with {algorithm.name} without "
             "kl_penalty_tau: set kl_penalty_tau above 0, use opd, or remove reference_model"
         )
-    if config.trainer.train_backend == "megatron":
-        yield (
-            "algorithm.reference_model is not possible with train_backend = 'megatron', whose "
-            "reference is built as the trained model is: use fsdp, or remove reference_model"
-        )
 
 
 def _readers(field: str) -> str:
