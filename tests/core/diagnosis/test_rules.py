@@ -480,3 +480,10 @@ def test_a_history_that_grows_is_that_of_all_rows():
         assert (growing.num_steps, found.last_step) == (4, 4)
         assert found.metrics == whole.metrics
         assert all(found.named(name) == whole.named(name) for name in whole.metrics)
+
+
+def test_a_teacher_is_far_from_the_start_on():
+    """A student that comes nearer, however slowly, is as it should be; one that leaves is not."""
+    assert not found_in(healthy(60, **{"kl/reference": rising(4.0, 3.5)}))
+    [one] = found_in(healthy(60, **{"kl/reference": rising(4.0, 6.0, at=20)}))
+    assert one.rule == "far from reference"

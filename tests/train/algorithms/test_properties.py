@@ -193,6 +193,13 @@ def test_gmpo_is_the_geometric_mean_of_clipped_ratios(low, high):
     assert found.metrics["clip_fraction/high"].any() == (high < 50.0)
 
 
+def test_what_a_teacher_would_never_write_counts_as_ten_nats():
+    tokens = [Token(-1.0, -1.0, -1.0, -1.0 + gap, 1.0) for gap in (-50.0, -9.0, 0.5)]
+    terms = terms_of([Rollout(0, 0.0, [tokens])], [1.0])
+    section = AlgorithmSection(algorithm="opd", reference_model="a/teacher")
+    assert gradient(terms, section).tolist() == [10.0, 9.0, -0.5]
+
+
 def test_fractions_count_where_a_bound_binds():
     pairs = [(-0.5, -1.0, 1.0), (-0.5, -1.0, -1.0), (-1.0, -0.5, 1.0), (-1.0, -0.5, -1.0)]
     pairs.append((-9.0, -1.0, -1.0))
