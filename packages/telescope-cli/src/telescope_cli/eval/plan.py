@@ -250,7 +250,11 @@ def _rows(one: PlannedEval) -> Iterator[str]:
         requests = f"at most {counted(one.max_requests, 'request')} to each model"
     each = f"{settings.num_examples * settings.rollouts:,}: {settings.rollouts} of each example"
     yield row("rollouts", f"{each}; {requests}")
-    yield row("measured", ", ".join(f"pass@{k}" for k in settings.ks))
+    several, many = ([k for k in settings.ks if k > least] for least in (1, 2))
+    measures = [f"pass@{k}" for k in settings.ks] + [f"pass^{k}" for k in several]
+    votes = [f"maj@{k}" for k in many]
+    told = f", and {', '.join(votes)} if rollouts tell their answers" if votes else ""
+    yield row("measured", f"reward, {', '.join(measures)}{told}")
     parts = " + ".join(f"{weight:g} x {name}" for name, weight in about.reward_weights.items())
     ends = f"{about.reward_min:g} to {about.reward_max:g}"
     solved = f"{ends}, solved at {about.success_threshold:g} or more"

@@ -31,12 +31,9 @@ def report_width() -> int:
 
 def row(name: str, detail: str) -> str:
     """Return a name and what is said of it, beside it."""
-    gap = " " * _NAME_WIDTH
-    lines = textwrap.wrap(
-        detail, WIDTH - _NAME_WIDTH, subsequent_indent=gap, break_on_hyphens=False
-    ) or [""]
+    lines = textwrap.wrap(detail, WIDTH - _NAME_WIDTH, break_on_hyphens=False) or [""]
     name = name if len(name) <= 20 else f"{name[:17]}..."
-    return "\n".join([f"  {name:<22}{lines[0]}", *lines[1:]])
+    return f"\n{' ' * _NAME_WIDTH}".join([f"  {name:<22}{lines[0]}", *lines[1:]])
 
 
 def wrapped(text: str, mark: str) -> list[str]:
