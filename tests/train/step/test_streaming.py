@@ -119,7 +119,11 @@ CASES = [
     ],
     ids=lambda case: "-".join(map(str, case.values())),
 )
-async def test_gradient_and_metrics_are_those_of_the_whole_batch(tiny, start, tmp_path, algorithm):
+async def test_gradient_and_metrics_are_those_of_the_whole_batch(
+    tiny, tiny_of_quickstart, start, tmp_path, algorithm
+):
+    if load_algorithm(algorithm.get("algorithm", "grpo")).needs_reference:
+        algorithm = {**algorithm, "reference_model": str(tiny_of_quickstart)}
     config = config_of(tiny, **algorithm)
     assert streams_gradients(config)
     whole, expected = await trained(config, tmp_path / "whole", start, streams=False)
