@@ -33,7 +33,7 @@ PARTS = {
 }
 GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
     "fast": (("train", "cli", "contracts", "docs", "environments"),),
-    "slow": (("train",), ("envs",), ("adapters", "environments"), ("core", "docs")),
+    "slow": (("envs",), ("train",), ("adapters", "environments"), ("core", "docs")),
     "engine": (("e2e",), ("train",)),
     "nightly": (("e2e",), ("train",), ("envs",)),
 }
