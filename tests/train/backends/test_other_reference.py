@@ -130,7 +130,13 @@ def test_two_ranks_have_what_one_has(tiny, teacher, start, tmp_path):
 
 
 def test_a_teacher_whose_samples_are_not_kept_apart_is_refused(tiny, teacher, start, monkeypatch):
-    monkeypatch.setattr(policy, "_attention_beside", lambda *_: EAGER)
+    beside = policy._beside
+
+    def leaking(*arguments):
+        sharing, other = beside(*arguments)
+        return sharing, replace(other, attention=EAGER)
+
+    monkeypatch.setattr(policy, "_beside", leaking)
     with pytest.raises(ConfigError, match=r"\Areference_model: self-test 'shared prefixes"):
         start(taught(tiny, teacher))
 

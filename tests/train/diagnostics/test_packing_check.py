@@ -84,7 +84,7 @@ def test_a_deep_model_with_large_logits_passes_and_a_leak_in_it_does_not(deep, s
 def test_a_leak_in_a_small_model_is_found_too(tiny, start, dtype):
     worker, tolerance = start(backend_settings(tiny, dtype=dtype)), Tolerance.from_dtype(dtype)
     found = check_packing(worker.backend, vocab_size=VOCAB, tolerance=tolerance)
-    assert found.found < found.limit
+    assert found.value < found.limit
     with pytest.raises(ConfigError, match=r"packed samples.* \d"):
         check_packing(OneTokenLeaks(worker.backend), vocab_size=VOCAB, tolerance=tolerance)
 
@@ -114,7 +114,7 @@ class RoundsByLength:
 def test_rows_of_other_lengths_may_be_rounded_in_another_way(tiny, start):
     worker = start(backend_settings(tiny, dtype="bfloat16"))
     backend, tolerance = RoundsByLength(worker.backend), Tolerance.from_dtype("bfloat16")
-    assert check_packing(backend, vocab_size=VOCAB, tolerance=tolerance).found > 0.2
+    assert check_packing(backend, vocab_size=VOCAB, tolerance=tolerance).value > 0.2
     check_sharing(backend, vocab_size=VOCAB, tolerance=tolerance).require()
 
 

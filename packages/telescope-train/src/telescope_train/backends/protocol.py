@@ -100,6 +100,11 @@ class BackendSettings:
     """Largest share of its GPU that the tensors of a rank may take."""
 
     @property
+    def reference_model(self) -> str | None:
+        """Another model that is the reference; None = the initial model, or there is none."""
+        return None if self.algorithm is None else self.algorithm.reference_model
+
+    @property
     def compute_dtype(self) -> str:
         """Name of the dtype in which layers compute."""
         return compute_dtype(self.model.mixed_precision_dtype, self.device)

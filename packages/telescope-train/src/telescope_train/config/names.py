@@ -129,7 +129,7 @@ _LOSSES = {
     """
         teacher_model teacher_model_name_or_path opd_teacher_load opd_teacher_model ref_model_path
         reference_model_path kl_reference_config kl_reference_model
-    """: 'reference_model: the teacher, with algorithm = "opd"',
+    """: ('reference_model: another model than the initial one, such as a teacher for "opd"'),
     "use_kl_loss kl.use_loss": "kl_penalty_tau: above 0, with kl_in_reward = false",
     "ref_model_sync_steps ref_update_interval update_ref_every_epoch sync_ref_model": (
         "reference_update_every: in steps"

@@ -101,7 +101,7 @@ def check_rank(
     samples that begin alike are tested, too.
     """
     head = check_head(backend).require()  # first, because what it finds has one cause
-    difference = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
+    packing = check_packing(backend, vocab_size=vocab_size, tolerance=tolerance)
     batch = _batch([_sample(np.random.default_rng(0), length, vocab_size) for length in LENGTHS])
     (logprobs_T,) = backend.logprobs([batch])
     batch = replace(
@@ -122,13 +122,7 @@ def check_rank(
             remedy="the next kind of attention is tried",
             note=attention.reasons,
         ),
-        SelfTest(
-            name="packing does not leak",
-            value=difference.found,
-            limit=difference.limit,
-            unit="nats",
-            remedy="train another model",
-        ),
+        packing,
     ]
     if shares_prefixes:
         tests.append(check_sharing(backend, vocab_size=vocab_size, tolerance=tolerance).require())
@@ -187,23 +181,13 @@ def check_other_reference(
         transformers_logprobs=partial(backend.reference_logprobs, by_transformers=True),
     )
     try:
-        packed = check_packing(model, vocab_size=vocab_size, tolerance=tolerance)
-        tests = [
-            SelfTest(
-                name="packing does not leak in the reference model",
-                value=packed.found,
-                limit=packed.limit,
-                unit="nats",
-                remedy="use another reference_model",
-            )
-        ]
+        tests = [check_packing(model, vocab_size=vocab_size, tolerance=tolerance)]
         if shares_prefixes:
             shared = check_sharing(model, vocab_size=vocab_size, tolerance=tolerance)
-            name = "shared prefixes change nothing in the reference model"
-            tests.append(replace(shared, name=name).require())
+            tests.append(shared.require())
     except ConfigError as error:
         raise ConfigError(f"reference_model: {error}") from error
-    return tests
+    return [replace(one, name=f"{one.name} in the reference model") for one in tests]
 
 
 def check_head(backend: TrainerBackend) -> SelfTest:
@@ -221,15 +205,6 @@ def check_head(backend: TrainerBackend) -> SelfTest:
     )
 
 
-class PackingDifference(NamedTuple):
-    """Difference of log-probs between packed and single samples; root mean squares, nats."""
-
-    found: float
-    """Nats."""
-    limit: float
-    """Nats; largest difference due to rounding."""
-
-
 class _HasLogprobs(Protocol):
     """A model that computes log-probs of batches, in this package and in transformers."""
 
@@ -244,9 +219,7 @@ class _Computes(NamedTuple):
     transformers_logprobs: LogprobsOf
 
 
-def check_packing(
-    model: _HasLogprobs, *, vocab_size: int, tolerance: Tolerance
-) -> PackingDifference:
+def check_packing(model: _HasLogprobs, *, vocab_size: int, tolerance: Tolerance) -> SelfTest:
     """Compare packed samples with single ones computed by transformers.
 
     Differences from rounding grow with depth and with the size of logits, so they are measured; see
@@ -274,7 +247,13 @@ def check_packing(
     limit = max(tolerance.nats, rounding)
     found = _rms(together - expected)
     _require(found, limit, "packed")
-    return PackingDifference(found, limit)
+    return SelfTest(
+        name="packing does not leak",
+        value=found,
+        limit=limit,
+        unit="nats",
+        remedy="train another model",
+    )
 
 
 def _require(found: float, limit: float, samples: str) -> None:

@@ -141,7 +141,7 @@ class TrainerWorker:
                 tolerance=Tolerance.from_dtype(settings.compute_dtype),
                 exactness=_exactness(settings),
                 reference_exactness=_reference_exactness(settings),
-                has_other_reference=_has_other_reference(settings),
+                has_other_reference=settings.reference_model is not None,
                 shares_prefixes=not self.sharing.reason,
             )
             self.spans.take()  # what the self-tests did is no part of a step
@@ -492,11 +492,6 @@ def _exactness(settings: BackendSettings) -> float | None:
     return 1e-6 if settings.compute_dtype == "float64" else 0.0
 
 
-def _has_other_reference(settings: BackendSettings) -> bool:
-    """Return whether the reference is another model than the one that is trained."""
-    return settings.algorithm is not None and settings.algorithm.reference_model is not None
-
-
 def _reads_reference(section: AlgorithmSection) -> bool:
     """Return whether the loss reads log-probs of the reference model."""
     return section.kl_in_loss or load_algorithm(section.algorithm).needs_reference
@@ -508,8 +503,9 @@ def _reference_exactness(settings: BackendSettings) -> float | None:
     Both are the same model before the first step, unless it is another one. Adapters add zeros to
     sums that are rounded, and a compiler may fuse, and so round, one of two models otherwise.
     """
-    section = settings.algorithm
-    if section is None or not section.needs_reference or _has_other_reference(settings):
+    if settings.algorithm is None or not settings.algorithm.needs_reference:
+        return None
+    if settings.reference_model is not None:
         return None
     rounding = Tolerance.from_dtype(settings.compute_dtype).nats
     if settings.trainer.use_lora:

@@ -111,7 +111,7 @@ class FsdpBackend:
         algorithm = self._settings.algorithm
         if algorithm is None or not algorithm.needs_reference:
             return None
-        if self._settings.trainer.use_lora and algorithm.reference_model is None:
+        if self._settings.trainer.use_lora and self._settings.reference_model is None:
             return AdaptersAside(self._policy, self._computing)
         copy = load_reference(self._settings, self._device, trained, moved=self._spans.moved)
         return FrozenCopy(self._policy, copy)

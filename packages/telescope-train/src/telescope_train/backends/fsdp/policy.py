@@ -59,6 +59,15 @@ from telescope_train.models.weight_files import WeightFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherReference:
+    """`reference_model`, before its weights are on the ranks."""
+
+    loaded: LoadedModel
+    attention: AttentionKind
+    """Its attention over the rows of the trained model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedPolicy:
     """A model that is ready to use, and the choices made while preparing it."""
 
@@ -76,6 +85,8 @@ class ShardedPolicy:
     """Context in which the model may compute."""
     is_whole: bool
     """Whether this rank holds the whole model, without FSDP."""
+    other_reference: OtherReference | None
+    """None = the reference, if there is one, is the initial model."""
 
     @property
     def attention_in_use(self) -> AttentionKind:
@@ -98,13 +109,20 @@ def load_policy(
                 f"{name} has no effect without a GPU: everything is in CPU memory already; "
                 "remove it"
             )
-    loaded = _prepared(settings)
+    loaded = _prepared(settings, settings.model.model)
     # First, because a size that does not fit would only show as a wrong shape in attention.
     check_context(loaded.model, layout.context)
-    if has_experts(loaded.model):
-        use_grouped_experts(loaded.model, dtype)
     attention = choose_attention(loaded.model, device, dtype, is_row_shared=layout.context > 1)
-    sharing = _choose_sharing(settings, loaded.model, device, dtype)
+    sharing = choose_sharing(
+        loaded.model,
+        device,
+        dtype,
+        is_on=trainer.share_prefixes == "auto",
+        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
+    )
+    other = None
+    if (name := settings.reference_model) is not None:
+        sharing, other = _beside(settings, name, sharing, device, layout.context)
     context = join_context(layout)
     if trainer.use_lora:
         # What peft draws is replaced after sharding, so it must not move the run's generators.
@@ -138,6 +156,7 @@ def load_policy(
         mesh=weight_mesh(layout, device),
         computing=partial(compute_copies, policy, dtype) if is_whole else nullcontext,
         is_whole=is_whole,
+        other_reference=other,
     )
     policy.use_attention(sharded.attention_in_use, context)
     if not is_whole:
@@ -168,17 +187,15 @@ def load_reference(
 ) -> PackedPolicy:
     """Return the frozen reference in the layers' dtype, prepared like `like`, the trained model.
 
-    It is the initial model, or `reference_model`, whose attention is chosen for itself.
+    It is the initial model, or `reference_model`.
     """
     dtype, is_compiled = torch_dtype(settings.compute_dtype), settings.trainer.compile
-    other = settings.algorithm.reference_model if settings.algorithm else None
-    loaded = _prepared(settings, other)
+    other = like.other_reference
+    loaded = other.loaded if other else _prepared(settings, settings.model.model)
     # It is never updated, so master weights would only cost memory.
     # The parameters alone: frequencies of the rotations, which are buffers, stay in float32.
     for parameter in loaded.model.parameters():
         parameter.data = parameter.data.to(dtype)
-    if has_experts(loaded.model):
-        use_grouped_experts(loaded.model, dtype)
     if is_compiled:
         compile_layers(decoder_layers(loaded.model))
         # Its graph is that of training, below, and no pass backward needs what that would keep.
@@ -194,55 +211,44 @@ def load_reference(
     # A compiler fuses, and rounds, otherwise where weights have no gradient: that difference alone
     # can be 0.05 nats in bfloat16.
     policy.requires_grad_(is_compiled)
-    kind = like.attention_in_use
-    if other is not None:
-        kind = _attention_beside(like, loaded.model, device, dtype)
-    policy.use_attention(kind, like.context)
+    policy.use_attention(other.attention if other else like.attention_in_use, like.context)
     if not like.is_whole:
         shard(policy, like.mesh, dtype, offload=settings.trainer.fsdp_cpu_offload)
     _fill(policy, loaded, settings, device, moved)
     return policy
 
 
-def _choose_sharing(
-    settings: BackendSettings, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
-) -> PrefixSharing:
-    """Return how samples share prefixes, which the reference has to be able to, too."""
-    trainer = settings.trainer
-    sharing = choose_sharing(
-        lm,
-        device,
-        dtype,
-        is_on=trainer.share_prefixes == "auto",
-        has_dropout=trainer.use_lora and trainer.lora_dropout > 0,
-    )
-    other = settings.algorithm.reference_model if settings.algorithm else None
-    if other is None or sharing.attention is None:
-        return sharing
-    reference = _prepared(settings, other).model
-    found = choose_sharing(reference, device, dtype, is_on=True, has_dropout=False)
-    return sharing if found.attention else no_sharing(f"reference_model cannot: {found.reason}")
+def _beside(
+    settings: BackendSettings,
+    name: str,
+    sharing: PrefixSharing,
+    device: torch.device,
+    num_context: int,
+) -> tuple[PrefixSharing, OtherReference]:
+    """Return how samples share prefixes if the model `name` can, too, and that model.
+
+    `sharing`: how the trained model can. `num_context`: ranks that share a row.
+    """
+    dtype, loaded = torch_dtype(settings.compute_dtype), _prepared(settings, name)
+    check_context(loaded.model, num_context)
+    if sharing.attention is not None:
+        found = choose_sharing(loaded.model, device, dtype, is_on=True, has_dropout=False)
+        if found.attention is not None:
+            return sharing, OtherReference(loaded=loaded, attention=found.attention.kind)
+        sharing = no_sharing(f"reference_model cannot: {found.reason}")
+    chosen = choose_attention(loaded.model, device, dtype, is_row_shared=num_context > 1)
+    return sharing, OtherReference(loaded=loaded, attention=chosen.kind)
 
 
-def _attention_beside(
-    trained: ShardedPolicy, lm: PreTrainedModel, device: torch.device, dtype: torch.dtype
-) -> AttentionKind:
-    """Return the attention with which `lm` computes the same rows as `trained`."""
-    size = 1 if trained.context is None else trained.context.size
-    check_context(lm, size)
-    if trained.sharing.attention is None:
-        return choose_attention(lm, device, dtype, is_row_shared=size > 1).kind
-    sharing = choose_sharing(lm, device, dtype, is_on=True, has_dropout=False)
-    assert sharing.attention is not None, "rows share prefixes only if the reference can, too"
-    return sharing.attention.kind
-
-
-def _prepared(settings: BackendSettings, other: str | None = None) -> LoadedModel:
-    return prepare_model(
-        other or settings.model.model,
+def _prepared(settings: BackendSettings, name: str) -> LoadedModel:
+    loaded = prepare_model(
+        name,
         dtype=settings.model.model_dtype,
         trust_remote_code=settings.model.trust_remote_code,
     )
+    if has_experts(loaded.model):
+        use_grouped_experts(loaded.model, torch_dtype(settings.compute_dtype))
+    return loaded
 
 
 def _fill(

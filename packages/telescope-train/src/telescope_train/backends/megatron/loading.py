@@ -88,9 +88,9 @@ def build(
     layout = megatron_layout(settings.megatron, dist.get_world_size())
     section = settings.algorithm
     trained = other = _look(settings, settings.model.model, device)
-    if section is not None and section.reference_model is not None:
+    if (name := settings.reference_model) is not None:
         try:
-            other = _look(settings, section.reference_model, device)
+            other = _look(settings, name, device)
         except ConfigError as error:
             raise ConfigError(f"reference_model: {error}") from error
     sharing = trained.sharing
