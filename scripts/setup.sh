@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes .venv with everything that Telescope needs: `scripts/setup.sh cpu` or `... gpu`; without
-# either, the stack that .venv holds, else cpu.
+# Makes .venv with everything that Telescope needs: `scripts/setup.sh cpu` or `... gpu`, or what
+# needs neither an engine nor the trainer: `... light`. Without one of them, the stack that .venv
+# holds, which has to have the trainer, else cpu.
 # Needs Python 3.11 to 3.13 and nothing else. A second call without changes does nothing.
 #
 # uv is installed into .venv and does the rest; scripts/install_stack.sh says what it installs.
@@ -22,8 +23,13 @@ fail() {
 case $stack in
 cpu) size='4 GB' ;;
 gpu) size='9 GB' ;;
-*) fail "expected cpu or gpu, got '$stack'" ;;
+light) size='550 MB' ;;
+*) fail "expected cpu, gpu or light, got '$stack'" ;;
 esac
+
+[ -n "${1:-}" ] || [ "$stack" != light ] ||
+    fail "expected the cpu or gpu stack, and .venv holds the light one, which has no trainer;" \
+        "run 'make clean', then 'make setup' (4 GB)"
 
 is_supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none; }
@@ -84,6 +90,22 @@ fi
 say "installing the $stack stack (about $size on disk)"
 scripts/install_stack.sh "$stack" install --python .venv/bin/python --quiet
 
+# Importing once writes the byte code that later starts read: vLLM then loads in 11 s instead of
+# 27 s. It matters most where PYTHONDONTWRITEBYTECODE is set, because there nothing else writes it.
+warm() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "import $1" >/dev/null 2>&1 || true; }
+pages='typer, rich, pyarrow.parquet, telescope_cli.main, telescope_cli.eval.command, duckdb, telescope_ui.web.app'
+finish() {
+    wait
+    echo "$wanted" >"$stamp"
+    say "done; the command is .venv/bin/telescope"
+    exit 0
+}
+
+if [ "$stack" = light ]; then
+    warm "$pages"
+    finish
+fi
+
 . scripts/package_index.sh
 # What only some tests use stays beside site-packages: `beside FOLDER PACKAGE...`.
 beside() {
@@ -107,17 +129,10 @@ newer=$(sed -n "s/^megatron-core==\([^ ]*\) ; python_version >= .*/\1/p" constra
 .venv/bin/uv pip install --python .venv/bin/python --python-version 3.12 --quiet --no-deps \
     --target .venv/newer-megatron "megatron-core==$newer"
 
-# Importing once writes the byte code that later starts read: vLLM then loads in 11 s instead of
-# 27 s. It matters most where PYTHONDONTWRITEBYTECODE is set, because there nothing else writes it.
 say "byte-compiling what is imported at every start"
-warm() { env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c "import $1" >/dev/null 2>&1 || true; }
 warm "vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, \
 vllm.model_executor.models.qwen3" &
-warm "ray, datasets, pandas, pyarrow.parquet, math_verify, torch.distributed.fsdp, \
-torch.distributed.checkpoint, transformers.models.qwen3.modeling_qwen3, typer, rich, pytest, hypothesis, \
-telescope_cli.main, telescope_cli.eval.command, telescope_train.run, telescope_train.plan.text, \
-duckdb, telescope_ui.web.app"
-wait
-
-echo "$wanted" >"$stamp"
-say "done; the command is .venv/bin/telescope"
+warm "ray, datasets, pandas, math_verify, torch.distributed.fsdp, torch.distributed.checkpoint, \
+transformers.models.qwen3.modeling_qwen3, pytest, hypothesis, telescope_train.run, \
+telescope_train.plan.text, $pages"
+finish

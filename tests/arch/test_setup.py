@@ -79,6 +79,15 @@ def test_a_version_without_a_line_and_another_version_are_faults():
     assert CHECKER.faults("gpu", {"torch": torch, "six": "1.17.0"}) == []
 
 
+def test_the_light_stack_has_the_versions_of_the_cpu_stack():
+    pins = CHECKER.pins_of(ROOT / "constraints/cpu.txt")
+    found = {name: next(iter(pins[name])) for name in ("pyarrow", "pydantic")}
+    assert CHECKER.faults("light", found) == []
+    assert CHECKER.faults("light", {"pydantic": "1.0"}) == [
+        f"would install pydantic==1.0, and constraints/cpu.txt has {sorted(pins['pydantic'])}"
+    ]
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """What setup.sh reads, in a folder of its own."""
@@ -191,4 +200,15 @@ def test_a_set_up_that_was_broken_off_is_of_its_stack(checkout):
 def test_an_unknown_stack_is_refused(checkout):
     done = run_setup(checkout, "cuda")
     assert done.returncode == 1
-    assert done.stderr == "setup: expected cpu or gpu, got 'cuda'\n"
+    assert done.stderr == "setup: expected cpu, gpu or light, got 'cuda'\n"
+
+
+def test_what_needs_the_trainer_is_not_run_with_the_light_stack(checkout):
+    finish_setup(checkout, "light")
+    assert run_setup(checkout, "light").returncode == 0
+    done = run_setup(checkout)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "setup: expected the cpu or gpu stack, and .venv holds the light one, which has no "
+        "trainer; run 'make clean', then 'make setup' (4 GB)\n"
+    )

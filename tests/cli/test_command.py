@@ -121,7 +121,12 @@ def test_version(telescope):
     ("arguments", "code", "message"),
     [
         (("evn",), 2, "unknown command 'evn'; did you mean 'env'"),
-        (("env", "instal"), 2, "install"),
+        (("env", "instal"), 2, "unknown command 'instal'; did you mean 'install'"),
+        (("serve",), 2, "unknown command 'serve'; did you mean 'telescope hub serve'?"),
+        (("hub", "push"), 2, "unknown command 'push'; did you mean 'telescope env push'?"),
+        (("create",), 2, "did you mean 'telescope hub token create'?"),
+        (("install",), 2, "mean 'telescope agent install' or 'telescope env install'?"),
+        (("env", "compare"), 2, "mean 'telescope compare' or 'telescope eval compare'?"),
         (("env", "install"), 2, "NAME"),
         (("env", "install", "math-reasoning", "--quick"), 2, "--quick"),
         (("env", "info", "math-reasonin"), 2, "did you mean 'math-reasoning'"),

@@ -12,12 +12,13 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import uv
 from tests.e2e.cli_runs import TELESCOPE
+from tests.macos import like_macos
 from tests.ports import free_port
 
 from telescope_core.records import RunFolder
@@ -194,23 +195,24 @@ def go_round(
     *,
     at_last: Callable[[Machine, Engine], None] | None = None,
 ) -> None:
-    """Walk the whole circle in `root`.
+    """Walk the whole circle in `root`, all but the training as it would be on macOS.
 
     `at_last`: trains with what is installed, at the end, for the training of the circle.
     """
-    author = Machine(root / "author", place.pushes_to, place.variables)
-    user = Machine(root / "user", place.reads_from)
+    author = Machine(root / "author", place.pushes_to, like_macos() | dict(place.variables))
+    user = Machine(root / "user", place.reads_from, like_macos())
+    trainer = replace(user, variables={})
     project = author.work / "sort-words"
 
     write_and_push(author, project)
     place.refresh()
     install_and_measure(user, engine)
     if at_last is None:
-        train(user, engine, [ID])
+        train(trainer, engine, [ID])
 
     author.telescope("env", "yank", f"{ID}@0.1.0", "--reason", "counts ties twice")
     place.refresh()
-    late = Machine(root / "late", place.reads_from)
+    late = Machine(root / "late", place.reads_from, like_macos())
     refused = late.run("env", "install", ID)
     assert refused.returncode != 0
     assert "counts ties twice" in refused.stderr
@@ -229,7 +231,7 @@ def go_round(
 
     take_to_an_island(colleague, root / "island")
     if at_last is not None:
-        at_last(user, engine)
+        at_last(trainer, engine)
 
 
 def write_and_push(author: Machine, project: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import platform
 import re
 import shutil
 import signal
@@ -292,6 +293,14 @@ async def test_a_sandbox_that_dies_between_commands_is_the_failure_of_nobody_ins
 async def test_without_bubblewrap_it_refuses_with_what_to_install(monkeypatch, provider):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(SandboxUnavailableError, match="install bubblewrap"):
+        await provider.create(SandboxSpec())
+    assert provider._open == set()
+
+
+async def test_another_system_than_linux_is_refused_with_another_provider(monkeypatch, provider):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    with pytest.raises(SandboxUnavailableError, match="this is Darwin; take another provider"):
         await provider.create(SandboxSpec())
     assert provider._open == set()
 

@@ -5,13 +5,24 @@ Time is simulated: an environment of a test says what its reward costs, in both 
 
 import asyncio
 import hashlib
+import sys
+import time
 
 import pytest
 from tests.envs.validation.test_reward_faults import Sums
 
 from telescope_core import reward
+from telescope_core.environments.loop_watch import Block
 from telescope_core.probes.answers import Answers
-from telescope_core.probes.meter import Cut, Limits, Look, Meter, MeteredSpan, own_time_s
+from telescope_core.probes.meter import (
+    Cut,
+    Limits,
+    Look,
+    Meter,
+    MeteredSpan,
+    WaitClock,
+    own_time_s,
+)
 from telescope_core.probes.reward import check_rewards
 from telescope_envs.validation import Outcome, Verdict
 from telescope_envs.validation.findings import Findings
@@ -177,3 +188,14 @@ def test_a_thread_that_sleeps_or_computes_blocks_the_loop():
 def test_what_went_on_while_nobody_looked_is_not_counted_as_sleep():
     assert own_time_s(looks((0.0, 0.0, "S"), (0.2, 0.001, "S"))) == pytest.approx(0.001)
     assert own_time_s([]) == 0.0
+
+
+def test_on_macos_a_block_took_all_its_time_by_itself(monkeypatch, tmp_path):
+    """There is neither a record of waits nor a clock of one thread for another."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(time, "pthread_getcpuclockid")
+    clock = WaitClock()
+    monkeypatch.setattr(clock, "_path", tmp_path / "none")
+    clock.start()
+    assert clock.own_s(Block(duration_s=0.4, culprit="", stack="")) == 0.4
+    clock.stop()

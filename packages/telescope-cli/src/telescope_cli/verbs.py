@@ -33,6 +33,11 @@ class Verb:
         """Name of the module of its target."""
         return resolve_name(self.target.partition(":")[0], "telescope_cli")
 
+    @property
+    def is_group(self) -> bool:
+        """Whether its target is a typer app, with verbs of its own."""
+        return self.target.endswith("app")
+
 
 class VerbGroup(TyperGroup):
     """A command group that lists its verbs from a table and imports a verb when it is called."""
@@ -75,8 +80,11 @@ class VerbGroup(TyperGroup):
         is_unknown = args and not self._has(args[0])
         # A shell that completes a line must not get words about it.
         if is_unknown and not args[0].startswith("-") and not ctx.resilient_parsing:
-            from telescope_core.base.errors import unknown_name
+            from telescope_core.base.errors import UnknownNameError, unknown_name
 
+            if places := _places(ctx.find_root().command, args[0], ctx):
+                meant = " or ".join(f"'telescope {place}'" for place in places)
+                raise UnknownNameError(f"unknown command {args[0]!r}; did you mean {meant}?")
             raise unknown_name("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
@@ -133,6 +141,18 @@ def _is_present(verb: Verb) -> bool:
 def _lacks(verb: Verb) -> bool:
     """Return whether the package that the verb needs is not installed."""
     return bool(verb.needs) and find_spec(verb.needs) is None
+
+
+def _places(group: Any, word: str, ctx: Any) -> list[str]:
+    """Return the commands of `group`, and of groups in it, whose last word is `word`."""
+    places: list[str] = []
+    for name in group.list_commands(ctx):
+        if name.split()[-1] == word:
+            places.append(name)
+        verb = group.verbs.get(name) if isinstance(group, VerbGroup) else None
+        if verb is not None and verb.is_group and not _lacks(verb):
+            places += [f"{name} {place}" for place in _places(_load(name, verb), word, ctx)]
+    return places
 
 
 def _load(name: str, verb: Verb) -> Any:

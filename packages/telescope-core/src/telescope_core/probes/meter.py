@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import inspect
 import resource
+import sys
 import threading
 import time
 from collections import deque
@@ -129,7 +130,11 @@ _SLEEPS = ("S", "D")
 
 
 class WaitClock:
-    """Reads the kernel's record of how long the calling thread waited; zero if there is none."""
+    """Reads the kernel's record of how long the calling thread waited; zero if there is none.
+
+    Without that record it samples the thread. macOS has neither, so there a block took all its
+    time by itself, also on a busy machine.
+    """
 
     def __init__(self) -> None:
         self._path = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
@@ -148,7 +153,7 @@ class WaitClock:
         """Take readings on the running event loop of the thread until `stop`."""
         if self._path.exists():
             self._beat()
-        else:
+        elif sys.platform != "darwin":
             self._looks = _Looks()
 
     def stop(self) -> None:
@@ -201,6 +206,7 @@ class _Looks:
     """Samples the calling thread every few milliseconds, for kernels that keep no record."""
 
     def __init__(self) -> None:
+        assert sys.platform != "darwin", "it has no clock of one thread for another"
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
         self._found: deque[Look] = deque(maxlen=_NUM_BEATS)

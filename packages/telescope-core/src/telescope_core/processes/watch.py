@@ -225,7 +225,8 @@ def go_on_in_kept_child(guard_fd: int, socket_fd: int, notes: Notes) -> None:
         held_s = watched.still_s()
         if held_s > _HELD_AFTER_S:
             _say(socket_fd, child, watched.holder(), held_s=held_s)
-    with suppress(ProcessLookupError):
+    # macOS refuses it for a group of which only its ended leader is left.
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     culprit = watched.ended_by(code)

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -170,6 +171,11 @@ class LocalProvider:
         return self._template
 
     def _find(self) -> Ingredients:
+        if sys.platform != "linux":
+            raise SandboxUnavailableError(
+                "local sandboxes are made of what the kernel of Linux offers, and this is "
+                f"{platform.system()}; take another provider, such as docker"
+            )
         program = shutil.which("bwrap")
         if program is None:
             raise SandboxUnavailableError(

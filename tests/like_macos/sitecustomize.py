@@ -1,0 +1,75 @@
+"""Makes a Python on Linux lack what it lacks on macOS, as far as Telescope's own code can see.
+
+Python imports it at its start where its folder is in PYTHONPATH. LIKE_MACOS names what is taken
+away, such as os.pipe2; see tests/macos.py. Processes that are started without these variables,
+as the ones that try an environment's code, stay as they are.
+"""
+
+import errno
+import importlib
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+
+# First, since others look at their import for what there is.
+for name in os.environ["LIKE_MACOS"].split(","):
+    module, _, attribute = name.partition(".")
+    vars(importlib.import_module(module)).pop(attribute, None)
+
+# Their halves for macOS are not there: they have to be in memory before the platform changes.
+for name in ("asyncio", "ctypes.util", "http.server", "multiprocessing.connection"):
+    importlib.import_module(name)
+for name in ("urllib.request", "uuid", "webbrowser", "zoneinfo"):
+    importlib.import_module(name)
+sysconfig.get_config_vars()
+platform.uname()
+
+HIDDEN = ("/proc", "/sys")
+PROGRAMS = ("bwrap", "setpriv", "ip")
+
+
+def is_hidden(path: object) -> bool:
+    """Return whether code of Telescope asks for something that macOS does not have."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False
+    text = os.fsdecode(path)
+    if text not in HIDDEN and not text.startswith(tuple(f"{one}/" for one in HIDDEN)):
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "/telescope_" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def look_for_hidden(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir") and is_hidden(arguments[0]):
+        raise FileNotFoundError(errno.ENOENT, "not on macOS", arguments[0])
+
+
+def without_hidden(function):
+    def asked(path, *arguments, **options):
+        if is_hidden(path):
+            raise FileNotFoundError(errno.ENOENT, "not on macOS", path)
+        return function(path, *arguments, **options)
+
+    return asked
+
+
+def without_programs(function):
+    def found(command, *arguments, **options):
+        if os.path.basename(command) in PROGRAMS:
+            return None
+        return function(command, *arguments, **options)
+
+    return found
+
+
+for function in ("stat", "lstat", "readlink"):
+    setattr(os, function, without_hidden(getattr(os, function)))
+shutil.which = without_programs(shutil.which)
+sys.addaudithook(look_for_hidden)
+sys.platform = "darwin"
