@@ -48,6 +48,10 @@ SUMMARIES = (
     '"max_context_tokens": 110}}'
 )
 CI = ".ci/run"
+LIGHT = (
+    "tests/envs/test_light_stack.py"
+    "::test_an_environment_is_installed_and_a_model_behind_an_endpoint_measured"
+)
 LINKED = (
     "tests/envs/using/test_linked.py::test_a_link_is_used_as_it_is_in_this_process_and_in_workers"
 )
@@ -263,6 +267,9 @@ ELSEWHERE = {
     "cp -r hub-data/artifacts hub-data/reserved.txt backup/": HUB_SERVER,
     "make setup": CI,
     "make setup-gpu": "scripts/check_constraints.py",
+    "make setup-light": "tests/arch/test_setup.py",
+    "telescope env install countdown": LIGHT,
+    "telescope eval countdown --base-url http://127.0.0.1:8000/v1 --examples 64": LIGHT,
     "make check": CI,
     "make test": CI,
     "make test-fast": CI,
