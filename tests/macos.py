@@ -1,6 +1,7 @@
 """What Python has on Linux and lacks on macOS, as typeshed says it, and processes without it."""
 
 import ast
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -23,12 +24,15 @@ def linux_only() -> frozenset[str]:
     )
 
 
-def like_macos() -> dict[str, str]:
-    """Return the variables with which a process finds little more than it would on macOS."""
-    return {
-        "PYTHONPATH": str(Path(__file__).parent / "like_macos"),
-        "LIKE_MACOS": ",".join(sorted(linux_only() - KEPT)),
-    }
+def like_macos(folder: Path) -> dict[str, str]:
+    """Return the variables with which a process finds little more than it would on macOS.
+
+    `folder` is made; what such processes import at their start is written to it.
+    """
+    folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parent / "like_macos/sitecustomize.py", folder)
+    (folder / "names.txt").write_text("\n".join(sorted(linux_only() - KEPT)))
+    return {"PYTHONPATH": str(folder)}
 
 
 def _names(module: str, platform: str) -> set[str]:

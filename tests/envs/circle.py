@@ -199,8 +199,9 @@ def go_round(
 
     `at_last`: trains with what is installed, at the end, for the training of the circle.
     """
-    author = Machine(root / "author", place.pushes_to, like_macos() | dict(place.variables))
-    user = Machine(root / "user", place.reads_from, like_macos())
+    macos = like_macos(root / "macos")
+    author = Machine(root / "author", place.pushes_to, macos | dict(place.variables))
+    user = Machine(root / "user", place.reads_from, macos)
     trainer = replace(user, variables={})
     project = author.work / "sort-words"
 
@@ -212,7 +213,7 @@ def go_round(
 
     author.telescope("env", "yank", f"{ID}@0.1.0", "--reason", "counts ties twice")
     place.refresh()
-    late = Machine(root / "late", place.reads_from, like_macos())
+    late = Machine(root / "late", place.reads_from, macos)
     refused = late.run("env", "install", ID)
     assert refused.returncode != 0
     assert "counts ties twice" in refused.stderr

@@ -1,22 +1,25 @@
 """Makes a Python on Linux lack what it lacks on macOS, as far as Telescope's own code can see.
 
-Python imports it at its start where its folder is in PYTHONPATH. LIKE_MACOS names what is taken
-away, such as os.pipe2; see tests/macos.py. Processes that are started without these variables,
-as the ones that try an environment's code, stay as they are.
+Python imports it at its start where its folder is in PYTHONPATH. The file `names.txt` beside it
+says what is taken away, such as os.pipe2; see tests/macos.py. Workers of environments are given
+that variable as well.
 """
 
 import errno
 import importlib
 import os
 import platform
-import shutil
+import resource
 import sys
 import sysconfig
+from pathlib import Path
 
-# First, since others look at their import for what there is.
-for name in os.environ["LIKE_MACOS"].split(","):
+# First, since other modules look at their import for what there is.
+for name in Path(__file__).with_name("names.txt").read_text().split():
     module, _, attribute = name.partition(".")
     vars(importlib.import_module(module)).pop(attribute, None)
+
+import shutil  # noqa: E402 - it looks at its import for what there is
 
 # Their halves for macOS are not there: they have to be in memory before the platform changes.
 for name in ("asyncio", "ctypes.util", "http.server", "multiprocessing.connection"):
@@ -68,8 +71,18 @@ def without_programs(function):
     return found
 
 
+def without_addresses(function):
+    def limited(which, limits):
+        if which == resource.RLIMIT_AS:
+            raise ValueError("current limit exceeds maximum limit")
+        return function(which, limits)
+
+    return limited
+
+
 for function in ("stat", "lstat", "readlink"):
     setattr(os, function, without_hidden(getattr(os, function)))
 shutil.which = without_programs(shutil.which)
+resource.setrlimit = without_addresses(resource.setrlimit)
 sys.addaudithook(look_for_hidden)
 sys.platform = "darwin"

@@ -1,4 +1,4 @@
-"""Facts about a running process that its system tells."""
+"""Facts about a running process that its system tells, and its limit of addresses."""
 
 import resource
 import sys
@@ -12,6 +12,15 @@ def resident_bytes(of: str = "self") -> int:
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def limit_addresses(most_bytes: int, hard: int) -> None:
+    """Let this process have `most_bytes` of addresses; `hard` is the limit that it could raise.
+
+    macOS refuses such a limit, since a process has more from its start. There it has none.
+    """
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, hard))
 
 
 def process_started(pid: int) -> str:

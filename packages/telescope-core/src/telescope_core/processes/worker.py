@@ -27,6 +27,7 @@ from telescope_core.base.addresses import in_url
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, TelescopeError
 from telescope_core.base.first_process import go_on_below_first
+from telescope_core.base.process_facts import limit_addresses
 from telescope_core.chat.trouble import showing_troubles
 from telescope_core.environments.running import NotedExit, Notes
 from telescope_core.finding.locate import (
@@ -244,7 +245,7 @@ def _limit_memory(limit_bytes: int) -> None:
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
     total = used + limit_bytes + _SPARE_ADDRESSES_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (total, hard))
+    limit_addresses(total, hard)
 
 
 if __name__ == "__main__":

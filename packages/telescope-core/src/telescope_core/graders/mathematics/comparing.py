@@ -16,6 +16,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any, cast
 
+from telescope_core.base.process_facts import limit_addresses
 from telescope_core.graders.mathematics.notation import GROUPED
 
 MEMORY_BYTES = 4 * 2**30
@@ -58,7 +59,7 @@ class Verdict(StrEnum):
 
 def main() -> None:
     """Serve one parent: pairs on standard input, answers on standard output."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    limit_addresses(MEMORY_BYTES, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(CPU_LIMIT_SIGNAL, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
