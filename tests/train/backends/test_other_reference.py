@@ -141,6 +141,11 @@ def test_a_teacher_whose_samples_are_not_kept_apart_is_refused(tiny, teacher, st
         start(taught(tiny, teacher))
 
 
+def test_what_is_wrong_with_a_teacher_is_told_of_it(tiny, start, tmp_path):
+    with pytest.raises(ConfigError, match=r"\Areference_model: .*nothing"):
+        start(taught(tiny, tmp_path / "nothing"))
+
+
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gemma2", "phi"])
 def test_a_teacher_may_be_of_another_family(tiny, start, tmp_path, kind):
     """With a cap or a bias at its head. A mixture of experts needs each sample by itself."""

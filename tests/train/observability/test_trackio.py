@@ -122,8 +122,9 @@ def test_trackio_reads_back_what_the_run_had_and_a_resumed_run_goes_on(tmp_path:
     assert "<script>" not in json.dumps(table)
 
 
-def test_without_the_package_what_to_install_is_said():
+def test_without_the_package_what_to_install_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ConfigError) as caught:
         load_tracker("trackio")
     assert "telescope-train[trackio]" in str(caught.value)
-    assert not [name for name in sys.modules if name.startswith("trackio")]
+    assert not [name for name in sys.modules if name.startswith("trackio.")]

@@ -122,7 +122,10 @@ def load_policy(
     )
     other = None
     if (name := settings.reference_model) is not None:
-        sharing, other = _beside(settings, name, sharing, device, layout.context)
+        try:
+            sharing, other = _beside(settings, name, sharing, device, layout.context)
+        except ConfigError as error:
+            raise ConfigError(f"reference_model: {error}") from error
     context = join_context(layout)
     if trainer.use_lora:
         # What peft draws is replaced after sharding, so it must not move the run's generators.
