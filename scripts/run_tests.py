@@ -54,6 +54,8 @@ class Batch:
     folders: tuple[str, ...]
     began_s: float = 0.0
     ended_s: float = 0.0
+    cpu_s: float = 0.0
+    """Processor time of its process and of those that it started and waited for."""
     exit_code: int = 0
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +106,9 @@ def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
             print(f"{batch.name} | {line.rstrip()}", flush=True)
             if line.startswith(FAILURE):
                 batch.failures[line.split()[1]] = line.rstrip()
-    batch.ended_s = time.monotonic()
+        _, status, spent = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    batch.ended_s, batch.cpu_s = time.monotonic(), spent.ru_utime + spent.ru_stime
     batch.exit_code = process.returncode
 
 
@@ -130,7 +134,7 @@ def run_all(batches: list[Batch], *, workers: int, times: Path, extra: list[str]
 
 def summary(batches: list[Batch], times: Path) -> list[str]:
     """Return the seconds of each part and batch, the slowest tests, and last those that failed."""
-    lines = [f"{'seconds':>8}  tests  batch"]
+    lines = [f"{'seconds':>8}  {'of cpu':>8}  tests  batch"]
     tests: list[tuple[float, str]] = []
     for batch in batches:
         path = times / f"{batch.name}.jsonl"
@@ -139,10 +143,11 @@ def summary(batches: list[Batch], times: Path) -> list[str]:
         tests += [(row["seconds"], row["test"]) for row in rows]
         outcome = "" if batch.exit_code in (0, NO_TESTS) else f"  FAILED ({batch.exit_code})"
         seconds = batch.ended_s - batch.began_s
-        lines.append(f"{seconds:8.1f}  {len(rows):5}  {batch.name}{outcome}")
+        lines.append(f"{seconds:8.1f}  {batch.cpu_s:8.1f}  {len(rows):5}  {batch.name}{outcome}")
     if batches:
         whole_s = max(b.ended_s for b in batches) - min(b.began_s for b in batches)
-        lines.append(f"{whole_s:8.1f}  {len(tests):5}  in all, side by side")
+        cpu_s = sum(batch.cpu_s for batch in batches)
+        lines.append(f"{whole_s:8.1f}  {cpu_s:8.1f}  {len(tests):5}  in all, side by side")
     lines += ["", "the 20 slowest tests, with the fixtures that they were the first to need:"]
     lines += [f"{seconds:8.1f}  {name}" for seconds, name in sorted(tests, reverse=True)[:20]]
     # At the very end, where whoever sees only the last lines of a long output finds them.

@@ -69,7 +69,7 @@ def test_a_failure_is_told_by_name_and_exit_code_and_the_rest_still_runs(
     assert "not the same" in shown
     assert re.search(r"fast core +\| .*test_words.py::test_word", shown)
     (failed,) = (line for line in shown.splitlines() if line.endswith("FAILED (1)"))
-    assert failed.split()[1:4] == ["1", "fast", "core"]
+    assert failed.split()[2:5] == ["1", "fast", "core"]
     assert re.search(r"^ +\d+\.\d +tests/train/test_sums.py::test_sum$", shown, re.MULTILINE)
     last = shown.rstrip().splitlines()[-1]
     assert last.startswith("FAILED tests/core/test_words.py::test_word - ")
