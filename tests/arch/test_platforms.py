@@ -67,3 +67,23 @@ process_facts.limit_addresses(2**32, 2**32)
     )
     assert done.stdout == "darwin False False True\n'' True\n"
     assert done.stderr == ""
+
+
+def test_a_worker_that_ends_by_itself_keeps_its_exit_code_there(tmp_path):
+    """macOS refuses to signal a group of which only its ended leader is left."""
+    code = """
+import os
+from telescope_core.environments.running import Notes
+from telescope_core.processes.watch import go_on_in_kept_child
+guard, _ = os.pipe()
+go_on_in_kept_child(guard, os.dup(1), Notes())
+os._exit(7)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=like_macos(tmp_path / "macos"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (7, "")

@@ -12,8 +12,10 @@ import platform
 import resource
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
+waitid, how = os.waitid, os.WEXITED | os.WNOHANG | os.WNOWAIT
 # First, since other modules look at their import for what there is.
 for name in Path(__file__).with_name("names.txt").read_text().split():
     module, _, attribute = name.partition(".")
@@ -80,9 +82,20 @@ def without_addresses(function):
     return limited
 
 
+def without_ended_groups(function):
+    def sent(group, number):
+        with suppress(ChildProcessError):
+            if waitid(os.P_PID, group, how) is not None:
+                raise PermissionError(errno.EPERM, "its only member has ended")
+        return function(group, number)
+
+    return sent
+
+
 for function in ("stat", "lstat", "readlink"):
     setattr(os, function, without_hidden(getattr(os, function)))
 shutil.which = without_programs(shutil.which)
+os.killpg = without_ended_groups(os.killpg)
 resource.setrlimit = without_addresses(resource.setrlimit)
 sys.addaudithook(look_for_hidden)
 sys.platform = "darwin"
