@@ -121,44 +121,29 @@ def faults(stack: str, found: dict[str, str]) -> list[str]:
     return [*told, *(f"would install {line}" for line in other)]
 
 
-def check(stack: str, python: str) -> list[str]:
-    """Return what is wrong with the stack on this Python."""
+def check(stack: str, python: str, platform: str) -> list[str]:
+    """Return what is wrong with the stack on this Python and platform."""
     torch = next(iter(pins_of(ROOT / "constraints/gpu.txt")["torch"]))
     with tempfile.TemporaryDirectory() as folder:
         write_torch_builds(Path(folder), torch, python)
-        found, error = resolve(stack, python, Path(folder))
-        if error:
-            return [f"cannot be resolved with wheels alone: {error}"]
-        options, needs = environment_needs()
-        _, error = resolve(stack, python, Path(folder), needs=needs, options=options)
-    if error:
-        return [f"the first-party environments do not fit into it: {error}"]
-    wanted = {"cpu": f"{torch}+cpu", "gpu": torch}[stack]
-    wrong = faults(stack, found)
-    if found.get("torch") != wanted:
-        wrong.append(f"expected torch {wanted}, got {found.get('torch')}")
-    if not wrong:
-        print(f"{stack}, Python {python}: {len(found)} wheels, torch {found['torch']}")
-    return wrong
-
-
-def check_light(python: str, platform: str) -> list[str]:
-    """Return what is wrong with the stack without a trainer on this Python and platform."""
-    with tempfile.TemporaryDirectory() as folder:
-        found, error = resolve("light", python, Path(folder), platform=platform)
+        found, error = resolve(stack, python, Path(folder), platform=platform)
         if error:
             return [f"cannot be resolved with wheels alone: {error}"]
         options, needs = environment_needs()
         _, error = resolve(
-            "light", python, Path(folder), platform=platform, needs=needs, options=options
+            stack, python, Path(folder), platform=platform, needs=needs, options=options
         )
     if error:
         return [f"the first-party environments do not fit into it: {error}"]
-    wrong = faults("light", found)
-    if heavy := sorted({"torch", "vllm", "ray", "transformers"} & set(found)):
+    wanted = {"cpu": f"{torch}+cpu", "gpu": torch, "light": None}[stack]
+    wrong = faults(stack, found)
+    if found.get("torch") != wanted:
+        wrong.append(f"expected torch {wanted}, got {found.get('torch')}")
+    if stack == "light" and (heavy := sorted({"vllm", "ray", "transformers"} & set(found))):
         wrong.append(f"expected nothing of the trainer, got {', '.join(heavy)}")
     if not wrong:
-        print(f"light, Python {python}, {platform}: {len(found)} wheels")
+        torch = found.get("torch", "not in it")
+        print(f"{stack}, Python {python}, {platform}: {len(found)} wheels, torch {torch}")
     return wrong
 
 
@@ -168,9 +153,7 @@ def main() -> int:
     for stack, platforms in PLATFORMS.items():
         for python in PYTHONS:
             for platform in platforms:
-                is_light = stack == "light"
-                wrong = check_light(python, platform) if is_light else check(stack, python)
-                for line in wrong:
+                for line in check(stack, python, platform):
                     print(f"{stack}, Python {python}, {platform}: {line}", file=sys.stderr)
                     status = 1
     return status

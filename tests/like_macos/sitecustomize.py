@@ -24,9 +24,11 @@ for name in Path(__file__).with_name("names.txt").read_text().split():
 import shutil  # noqa: E402 - it looks at its import for what there is
 
 # Their halves for macOS are not there: they have to be in memory before the platform changes.
-for name in ("asyncio", "ctypes.util", "http.server", "multiprocessing.connection"):
-    importlib.import_module(name)
-for name in ("urllib.request", "uuid", "webbrowser", "zoneinfo"):
+IMPORTED_BEFORE = """
+    asyncio ctypes.util http.server multiprocessing.connection urllib.request uuid webbrowser
+    zoneinfo
+"""
+for name in IMPORTED_BEFORE.split():
     importlib.import_module(name)
 sysconfig.get_config_vars()
 platform.uname()

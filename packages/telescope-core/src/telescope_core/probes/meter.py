@@ -206,7 +206,6 @@ class _Looks:
     """Samples the calling thread every few milliseconds, for kernels that keep no record."""
 
     def __init__(self) -> None:
-        assert sys.platform != "darwin", "it has no clock of one thread for another"
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
         self._found: deque[Look] = deque(maxlen=_NUM_BEATS)
