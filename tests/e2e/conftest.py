@@ -42,6 +42,10 @@ def vllm_server(tiny_model: Path, server_log: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patched:
         # Servers log their config, which whoever starts the tests may have turned off.
         patched.setenv("VLLM_LOGGING_LEVEL", "INFO")
+        # What a shell may have from another server, and a locale that is not UTF-8.
+        patched.setenv("VLLM_API_KEY", "of another server")
+        for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0"}.items():
+            patched.setenv(name, value)
         settings = tiny_server(tiny_model, server_log)
         with running(settings, deadline_s=180):
             yield settings.base_url

@@ -154,6 +154,16 @@ def test_each_tensor_that_is_loaded_and_each_self_test_is_progress(tiny, start):
 
 
 @pytest.mark.slow
+def test_an_interface_that_is_not_there_is_named(tiny, start, monkeypatch):
+    """The variable is often set for all machines of a cluster, whose interfaces differ."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9")
+    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME=eth9: .*\blo\b.*unset it"):
+        start(backend_settings(tiny))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    start(backend_settings(tiny))
+
+
+@pytest.mark.slow
 def test_a_second_rank_in_one_process_is_refused(tiny, start):
     from telescope_train.trainer.worker import TrainerWorker
 

@@ -215,6 +215,17 @@ def test_a_server_has_the_address_of_its_node_and_a_secret_of_its_run(
     assert not any(SECRET in argument for argument in settled.arguments())
 
 
+def test_a_server_takes_nothing_of_the_users_shell_that_would_refuse_its_requests(
+    tmp_path, monkeypatch
+):
+    """vLLM asks requests for VLLM_API_KEY, and torch reads its files as the locale is encoded."""
+    monkeypatch.setenv("VLLM_API_KEY", "of another server")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    settings = ServerSettings(model_path="m", port=1, log_path=tmp_path / "a.jsonl")
+    assert "VLLM_API_KEY" not in settings.environment()
+    assert settings.environment()["PYTHONUTF8"] == "1"
+
+
 def test_a_host_may_have_the_brackets_of_an_address():
     assert InferenceSection(inference_host="[::1]").inference_host == "::1"
 

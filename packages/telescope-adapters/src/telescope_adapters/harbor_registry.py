@@ -169,7 +169,7 @@ def _git(argv: Sequence[str], url: str) -> None:
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=_GIT_S,
             check=False,

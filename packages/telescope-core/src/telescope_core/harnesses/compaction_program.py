@@ -186,7 +186,7 @@ class Agents:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 timeout=limit_s,
                 check=False,

@@ -45,7 +45,7 @@ async def answer_of(asked):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 timeout=asked["tool_timeout_s"],
                 check=False,

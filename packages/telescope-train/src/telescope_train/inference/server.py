@@ -252,11 +252,15 @@ class ServerSettings:
             **reached_directly(os.environ),
             **self.variables,
             SECRET_VARIABLE: self.secret,
+            # torch reads its own files in the encoding of the locale, and they are UTF-8.
+            "PYTHONUTF8": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             # vLLM serves `/resume` and the routes of weight updates only in this mode.
             "VLLM_SERVER_DEV_MODE": "1",
         }
+        # Of a server that the user starts. This one asks for its own secret, which nobody types.
+        environment.pop("VLLM_API_KEY", None)
         if self.returns_routes:
             # Only this one of vLLM's model runners has them.
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"

@@ -4,6 +4,7 @@ Every method is collective: all ranks call it in the same order.
 """
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
@@ -47,6 +49,8 @@ _M_MMAP_MAX = -4
 _KEPT_BYTES = 2**31 - 1
 
 _GROWTH_BYTES = 64 * 2**20
+
+_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 UNWATCHED_WAIT_S = 600.0
 """Seconds for which ranks wait for each other if nobody checks their progress."""
@@ -464,13 +468,22 @@ def _join(device: torch.device, meeting: Meeting, held_port: HeldPort) -> None:
             ) from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        name = os.environ.get(_INTERFACE_VARIABLE)
+        if name is None or name not in str(error):
+            raise
+        raise ConfigError(
+            f"{_INTERFACE_VARIABLE}={name}: expected a network interface of this machine "
+            f"({', '.join(sorted(psutil.net_if_addrs()))}); name one of them, or unset it"
+        ) from error
 
 
 def _loss(settings: BackendSettings) -> Loss:
