@@ -181,6 +181,14 @@ async def test_deeply_nested_arguments_are_refused_and_end_no_connection():
         assert server.num_sessions == 1
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+async def test_a_server_on_this_machine_is_asked_directly(monkeypatch, proxy):
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    async with listening(Server()) as server, connected(server) as call:
+        assert await call('{"a": 1}') == "fine"
+
+
 async def test_a_server_that_restarts_is_waited_for(monkeypatch):
     waits = []
     server, port = Server(), free_port()

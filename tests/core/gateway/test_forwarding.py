@@ -98,6 +98,15 @@ async def three_turns(client, model):
     return said.content
 
 
+async def test_an_agent_in_a_process_behind_a_proxy_reaches_its_endpoint(monkeypatch):
+    """Programs of one's own have no command line before them that would except this machine."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "example.org")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    async with evaluated(three_turns, reply("a"), reply("b"), reply("fine")) as (_, _, row, _):
+        assert (row.reward, row.num_turns) == (1.0, 3)
+
+
 TOOL = {
     "type": "function",
     "function": {"name": "look<b>", "description": "Look.", "parameters": {"type": "object"}},

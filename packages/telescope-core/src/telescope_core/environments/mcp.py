@@ -15,7 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from urllib.parse import urlsplit
 
+from telescope_core.base.addresses import is_loopback
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
@@ -470,6 +472,8 @@ async def _connected(
                 headers=dict(server.headers),
                 timeout=limits,
                 verify=_tls_context(os.environ.get("SSL_CERT_FILE", "")),
+                # Proxies of the variables are for servers that are elsewhere.
+                trust_env=not is_loopback(urlsplit(server.url).hostname or ""),
                 event_hooks={"response": [_note_answer]},
             ) as http,
             Client(streamable_http_client(server.url, http_client=http)) as client,

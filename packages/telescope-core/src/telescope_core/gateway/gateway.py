@@ -4,6 +4,7 @@ The path contains the name of a rollout, which cannot be guessed. Each rollout h
 """
 
 import asyncio
+import os
 import secrets
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from telescope_core.base.addresses import reached_directly
 from telescope_core.base.types import ChatEndpoint, Completion, Sampling
 from telescope_core.gateway.anthropic_reply import message_events, message_json
 from telescope_core.gateway.anthropic_request import read_anthropic
@@ -153,6 +155,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Begin to listen; raises ConfigError if the address is not available."""
+        # Clients of agents in this process and in those that it starts follow its variables.
+        os.environ.update(reached_directly(os.environ))
         await self._server.start()
 
     def open(self, policy: Answering, sampling: Sampling, *, has_older: bool = False) -> Session:
