@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -36,11 +37,18 @@ class Scripted:
     def __init__(self, *answers: object, fields: dict = TEXT) -> None:
         self.answers, self.fields = [*answers], fields
         self.steps: list[dict] = []
+        self.asked: list[tuple[str, str]] = []
+        """The address of each request, and the login to a proxy that came with it."""
 
-    async def schema(self, _: web.Request) -> web.Response:
+    def note(self, request: web.Request) -> None:
+        self.asked.append((str(request.url), request.headers.get("Proxy-Authorization", "")))
+
+    async def schema(self, request: web.Request) -> web.Response:
+        self.note(request)
         return web.json_response({"action": {"properties": self.fields}})
 
     async def session(self, request: web.Request) -> web.WebSocketResponse:
+        self.note(request)
         wire = web.WebSocketResponse()
         await wire.prepare(request)
         async for message in wire:
@@ -59,14 +67,21 @@ class Scripted:
 
 
 @asynccontextmanager
-async def served(server: Scripted, **settings: object):
-    """Yield the environment of a server of the tests, in this process."""
+async def served(
+    server: Scripted, *, proxied: pytest.MonkeyPatch | None = None, **settings: object
+):
+    """Yield the environment of a server of the tests, in this process.
+
+    With `proxied` it is a server elsewhere, which the proxy of the variables stands for.
+    """
     app = web.Application()
     app.add_routes([web.get("/schema", server.schema), web.get("/ws", server.session)])
     async with TestServer(app) as running:
-        made = OpenEnvEnvironment.from_settings(
-            {"id": str(running.make_url("")), "reward_max": 2.0, **settings}
-        )
+        url = str(running.make_url(""))
+        if proxied is not None:
+            proxied.setenv("http_proxy", url.replace("://", "://me:secret@"))
+            url = "http://games.invalid"
+        made = OpenEnvEnvironment.from_settings({"id": url, "reward_max": 2.0, **settings})
         client = InProcessEnvironment(made, name="scripted")
         try:
             yield client
@@ -77,6 +92,19 @@ async def served(server: Scripted, **settings: object):
 async def one_rollout(server: Scripted, *replies: object):
     async with served(server) as client:
         return await played(client, list(replies))
+
+
+async def test_a_server_elsewhere_is_asked_through_the_proxy_of_the_variables(monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    server = Scripted(seen({"text": "hi"}), seen({"text": "bye"}, 0.5, done=True))
+    async with served(server, proxied=monkeypatch) as client:
+        rollout = await played(client, ["one"])
+    assert (rollout.error, rollout.reward) == (None, 0.5)
+    login = f"Basic {b64encode(b'me:secret').decode()}"
+    assert set(server.asked) == {
+        (f"http://games.invalid/{path}", login) for path in ("schema", "ws")
+    }
 
 
 @pytest.mark.parametrize("after", [{"y": "a"}, "no JSON"])

@@ -35,6 +35,7 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.messages import json_object, message_to_json
 from telescope_core.base.types import Example, JsonValue, Message, Split, StopReason, ToolCall
+from telescope_core.chat.http import proxy_for
 from telescope_core.environments import Episode
 from telescope_core.environments.sources import Examples
 from telescope_core.examples import ListSource
@@ -173,8 +174,15 @@ class OpenEnvSessions(ServedEnvironment):
             await socket.close()
 
     async def _connected(self, address: str) -> aiohttp.ClientWebSocketResponse:
+        proxy = proxy_for(self.url)
         try:
-            return await self.session.ws_connect(address, max_msg_size=_LARGEST_MIB * 2**20)
+            return await self.session.ws_connect(
+                address,
+                max_msg_size=_LARGEST_MIB * 2**20,
+                headers=proxy.request_headers,
+                proxy=proxy.url,
+                proxy_headers=proxy.connect_headers,
+            )
         except aiohttp.ClientError as error:
             raise EndpointError(f"{address} does not answer: {error}") from error
 

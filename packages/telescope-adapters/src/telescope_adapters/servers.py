@@ -23,6 +23,7 @@ from telescope_core.base.errors import (
 )
 from telescope_core.base.messages import json_object, message_from_json
 from telescope_core.base.types import Message, ToolCall
+from telescope_core.chat.http import proxy_for
 
 _LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)
 """A server may work for minutes on one request; the deadline of the rollout is the real limit."""
@@ -87,9 +88,16 @@ async def ask(
     cookies: Mapping[str, str] | None = None,
 ) -> Answer:
     """Return the answer of a server, whatever its status; raises EndpointError for none."""
+    proxy = proxy_for(url)
     try:
         async with session.request(
-            method, url, json=body, headers=headers, cookies=cookies
+            method,
+            url,
+            json=body,
+            headers={**(headers or {}), **proxy.request_headers},
+            cookies=cookies,
+            proxy=proxy.url,
+            proxy_headers=proxy.connect_headers,
         ) as answer:
             return Answer(
                 url=url,

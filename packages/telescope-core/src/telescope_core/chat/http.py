@@ -163,8 +163,7 @@ class HttpPool:
     ) -> bytes | _Failure:
         import aiohttp
 
-        parts, shown = urlsplit(url), without_passwords(url)
-        proxy = _proxy_of(parts.scheme, parts.hostname or "")
+        proxy, shown = proxy_for(url), without_passwords(url)
         try:
             async with (
                 asyncio.timeout(limits.request_timeout_s),
@@ -250,7 +249,9 @@ def _connect_timeout(connect_timeout_s: float) -> "aiohttp.ClientTimeout":
     return aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
 
 
-class _Proxy(NamedTuple):
+class Proxy(NamedTuple):
+    """How aiohttp is to send a request: `proxy=url`, `proxy_headers=connect_headers`."""
+
     url: str | None = None
     request_headers: Mapping[str, str] = {}
     """Headers for the proxy, sent with each plain http request."""
@@ -258,17 +259,25 @@ class _Proxy(NamedTuple):
     """Headers for the proxy when it tunnels https; request headers then go to the server."""
 
 
+def proxy_for(url: str) -> Proxy:
+    """Return the proxy for an http or https URL; EndpointError for one that does not speak HTTP.
+
+    No proxy is used for hosts of this machine, which it could not reach.
+    """
+    parts = urlsplit(url)
+    return _proxy_of(parts.scheme, parts.hostname or "")
+
+
 @lru_cache(maxsize=1024)
-def _proxy_of(scheme: str, host: str) -> _Proxy:
+def _proxy_of(scheme: str, host: str) -> Proxy:
     """Return the proxy for `host` from the environment variables of this process.
 
-    The result is cached, because looking it up for each request costs more than the request. No
-    proxy is used for local hosts: it could not reach a server on this machine.
+    The result is cached, because looking it up for each request costs more than the request.
     """
     proxies = getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
     if proxy is None or is_loopback(host) or proxy_bypass(host):
-        return _Proxy()
+        return Proxy()
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     if parts.scheme not in ("http", "https"):
         raise EndpointError(
@@ -278,12 +287,12 @@ def _proxy_of(scheme: str, host: str) -> _Proxy:
     address = parts.netloc.rpartition("@")[2]
     address = f"{parts.scheme}://{address}"
     if parts.username is None:
-        return _Proxy(address)
+        return Proxy(address)
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
     headers = {"Proxy-Authorization": f"Basic {b64encode(login).decode()}"}
     if scheme == "https":
-        return _Proxy(address, connect_headers=headers)
-    return _Proxy(address, request_headers=headers)
+        return Proxy(address, connect_headers=headers)
+    return Proxy(address, request_headers=headers)
 
 
 _ADVICE = {
