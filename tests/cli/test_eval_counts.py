@@ -22,7 +22,13 @@ from telescope_core.evals.rescoring import (
     RewardChange,
     StepChange,
 )
-from telescope_core.evals.result import counts_of, left_out_of, result_of, reward_parts
+from telescope_core.evals.result import (
+    count_lines,
+    counts_of,
+    left_out_of,
+    result_of,
+    reward_parts,
+)
 from telescope_core.evals.stats import Estimate
 from telescope_core.records import RolloutRow
 from telescope_core.types import (
@@ -209,6 +215,32 @@ def test_parts_of_a_reward_are_shown_if_there_are_several():
     single = result_of([row(0, right=1.0)], SETTINGS, about, model="m", duration_s=1.0)
     assert not any("right" in name for name in result_table(single).columns[0].cells)
     assert reward_parts(replace(result, rewards={})) == []
+
+
+def test_a_result_says_in_text_and_in_a_notebook_what_the_command_says():
+    rows = [
+        RolloutRow(
+            **{"step": 0, "environment": "sums", "example_id": example, "group_id": example},
+            **{"index": 0, "status": RolloutStatus.KEPT, "reward": value, "rewards": {}},
+            metrics={"<b>": 2.0},
+        )
+        for example, value in (("a", 0.0), ("b", 1.0), ("c", 1.0))
+    ]
+    settings = replace(SETTINGS, num_examples=3, rollouts=1, ks=(1,))
+    result = result_of(rows, settings, DESCRIPTION, model="m & n", duration_s=1.0)
+    of_command = zip(*(column.cells for column in result_table(result).columns), strict=True)
+    printed = [" ".join(cells).split() for cells in of_command]
+    title, head, *lines = str(result).splitlines()
+    assert title == "sums 0.1.0, model m & n"
+    assert head.split() == ["measure", "mean", "95%", "interval", "tasks"]
+    assert [line.split() for line in lines[: len(printed)]] == printed
+    assert lines[len(printed) :] == count_lines(result)
+    assert printed[0] == ["reward", "0.667", "0.000", "to", "1.000", "3"]
+    assert len({len(line) for line in (head, *lines[:2])}) == 1, "columns are aligned"
+    shown = result._repr_html_()
+    assert "<caption>sums 0.1.0, model m &amp; n</caption>" in shown
+    assert '">&lt;b&gt;</td><td>2.000</td>' in shown
+    assert shown.count("<tr>") == 1 + len(printed)
 
 
 def test_report_shows_each_eval_of_a_folder_of_several(tmp_path, capsys):

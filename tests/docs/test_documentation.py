@@ -3,7 +3,10 @@
 A command stands in `HERE` and is run by this file, or in `ELSEWHERE` with the test that runs it.
 """
 
+import ast
+import asyncio
 import importlib.util
+import inspect
 import re
 import shlex
 import sys
@@ -464,12 +467,17 @@ def test_python_blocks_run_in_order(page, place):
     namespace: dict[str, object] = {"__name__": "documentation"}
     own = [b for b in blocks() if b.page == str(page.relative_to(ROOT)) and b.language == "python"]
     assert own
-    for block in own:
-        title = re.search(r'title="([^"]+)"', block.info)
-        if title:
-            (place / title[1]).write_text(block.code, encoding="utf-8")
-        source = "\n" * block.line + block.code
-        exec(compile(source, str(page), "exec"), namespace)
+    with asyncio.Runner() as runner:
+        for block in own:
+            title = re.search(r'title="([^"]+)"', block.info)
+            if title:
+                (place / title[1]).write_text(block.code, encoding="utf-8")
+            source = "\n" * block.line + block.code
+            # As cells of a notebook, which may await.
+            code = compile(source, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            going_on = eval(code, namespace)
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(going_on)
     sys.modules.pop("reverse", None)
 
 

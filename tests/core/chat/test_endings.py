@@ -5,9 +5,9 @@ import json
 import pytest
 from loopback_endpoint import ASK, ask, reply, serving
 
-from telescope_cli.eval.view import count_lines
 from telescope_core import SingleTurnEnvironment, reward
 from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.evals.result import count_lines
 from telescope_core.examples import GeneratedSource
 from telescope_core.in_process import InProcessEnvironment
 from telescope_core.records.rows import row_from_json, row_to_json

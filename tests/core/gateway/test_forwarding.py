@@ -14,7 +14,6 @@ import openai
 import pytest
 from tests.core.one_rollout import let_time_pass, wait_for_ever
 
-from telescope_cli.eval.view import count_lines
 from telescope_core import (
     Environment,
     Example,
@@ -28,6 +27,7 @@ from telescope_core.chat import http
 from telescope_core.chat.http import RequestLimits
 from telescope_core.errors import EndpointError
 from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.evals.result import count_lines
 from telescope_core.examples import GeneratedSource
 from telescope_core.gateway import RecordedEnvironment, forwarding
 from telescope_core.gateway.messages import read_loosely

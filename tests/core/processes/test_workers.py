@@ -15,6 +15,7 @@ from aiohttp import web
 from tests.ports import free_port
 from tests.processes import command_of
 from wire_cases import IMPATIENT, request
+from worker_toys import Holds
 
 from telescope_core.base.retries import MAX_LOST, play_with_attempts
 from telescope_core.chat.client import ChatClient
@@ -26,6 +27,7 @@ from telescope_core.errors import (
     RolloutCrashError,
 )
 from telescope_core.evals import EvalSettings, run_eval
+from telescope_core.in_process import InProcessEnvironment
 from telescope_core.open import open_environment
 from telescope_core.processes import Isolation, ProcessSettings, StageDeadlines
 from telescope_core.processes.frames import ProtocolError
@@ -281,6 +283,19 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.PROCESS])
+def test_a_class_of_the_program_itself_is_played_there_alone(monkeypatch, isolation):
+    """As of a cell of a notebook: another process would run the program again."""
+    monkeypatch.setattr(sys.modules["__main__"], "Holds", Holds, raising=False)
+    processes = ProcessSettings(isolation=isolation)
+    if isolation is Isolation.AUTO:
+        opened = open_environment("__main__:Holds", {}, processes)
+        assert isinstance(opened, InProcessEnvironment)
+        return
+    with pytest.raises(ConfigError, match=r"notebook.*save it in a file"):
+        open_environment("__main__:Holds", {}, processes)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from telescope_cli.eval.request import EvalRequest, checked
 from telescope_cli.eval.selection import parse_selection
 from telescope_cli.eval.view import (
     AsJsonOption,
-    count_lines,
     first_errors,
     print_errors,
     print_result,
@@ -40,6 +39,7 @@ from telescope_core.base.types import JsonValue, Sampling, Split
 from telescope_core.chat.client import ApiKey, ChatClient
 from telescope_core.evals import EvalSettings
 from telescope_core.evals.folder import result_to_json
+from telescope_core.evals.result import count_lines
 from telescope_core.evals.settings import MAX_FAILURES_IN_A_ROW
 from telescope_core.open import record_environment
 from telescope_core.processes.settings import Isolation, ProcessSettings

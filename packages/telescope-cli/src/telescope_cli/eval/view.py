@@ -14,20 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from telescope_cli.console import EscapingConsole, print_table, report_console
-from telescope_core.base.number_text import counted, format_metric, style_of
+from telescope_core.base.number_text import counted, format_metric
 from telescope_core.base.terminal import redraws
 from telescope_core.base.types import StopReason
-from telescope_core.evals import Estimate, EvalResult, EvalSettings
+from telescope_core.evals import EvalResult, EvalSettings
 from telescope_core.evals.result import (
+    TABLE_HEAD,
     RewardSoFar,
-    clusters_note,
-    counts_of,
-    duration_note,
-    left_out_of,
-    metric_lines,
-    reward_parts,
-    spent_in,
+    count_lines,
     success_measures,
+    table_lines,
 )
 from telescope_core.evals.runner import reusable
 from telescope_core.records.rows import RolloutRow
@@ -170,28 +166,12 @@ def print_errors(errors: Sequence[str]) -> None:
 def result_table(result: EvalResult) -> Table:
     """Return the table of estimates and metrics."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("measure")
-    table.add_column("mean", justify="right")
-    table.add_column("95% interval", justify="right")
-    table.add_column("tasks", justify="right")
-    _add_estimate(table, "reward", result.reward)
-    if result.num_failed:
-        _add_estimate(table, "reward, failures at minimum", result.reward_with_failures)
-    for name, about, value in reward_parts(result):
-        table.add_row(f"  {name}{about and f', {about}'}", format_metric(value), "", "")
-    for name, estimate in success_measures(result).items():
-        _add_estimate(table, name, estimate)
-    for name, about, value in metric_lines(result):
-        table.add_row(f"{name}{about and f', {about}'}", format_metric(value), "", "")
+    table.add_column(TABLE_HEAD[0])
+    for name in TABLE_HEAD[1:]:
+        table.add_column(name, justify="right")
+    for line in table_lines(result):
+        table.add_row(*line)
     return table
-
-
-def format_interval(estimate: Estimate) -> str:
-    """Return the ends of the interval, or a dash when there is none."""
-    if estimate.low is None or estimate.high is None:
-        return "-"
-    style = style_of(estimate.mean, estimate.low, estimate.high)
-    return f"{estimate.low:{style}} to {estimate.high:{style}}"
 
 
 def print_results(
@@ -240,33 +220,11 @@ def _result_cells(result: EvalResult, k: int, further: Sequence[str]) -> list[st
     others = [measures.get(name) for name in further]
     return [
         f"{solved.mean:.3f}" if solved else "-",
-        format_interval(solved) if solved else "-",
+        solved.interval_text if solved else "-",
         *(f"{one.mean:.3f}" if one else "-" for one in others),
         format_metric(result.reward.mean) if result.reward else "-",
         f"{result.num_scored}/{result.num_rollouts}",
     ]
-
-
-def _add_estimate(table: Table, name: str, estimate: Estimate | None) -> None:
-    if estimate is None:
-        table.add_row(name, "-", "-", "0")
-    else:
-        mean = f"{estimate.mean:{style_of(estimate.mean, estimate.low, estimate.high)}}"
-        table.add_row(name, mean, format_interval(estimate), str(estimate.num_tasks))
-
-
-def count_lines(result: EvalResult) -> list[str]:
-    """Return the lines that count how rollouts ended, and those that were not played."""
-    parts = [f"{result.num_scored} of {counted(result.num_rollouts, 'rollout')} scored"]
-    if result.num_failed:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
-        parts.append(f"{result.num_failed} failed ({reasons})")
-    parts += [f"{one.number} {one.text}" for one in counts_of(result)]
-    parts += [f"{number} {text}" for number, text in spent_in(result)]
-    parts.append(f"{result.duration_s:.1f} s{duration_note(result)}")
-    left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
-    not_played = f"Not played: {'; '.join(left)}" if left else ""
-    return [line for line in ("; ".join(parts), clusters_note(result), not_played) if line]
 
 
 def _warnings(result: EvalResult) -> list[str]:

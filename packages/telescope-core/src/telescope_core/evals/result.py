@@ -7,12 +7,13 @@ which counts among the failed ones.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import NamedTuple, TypeVar
 
 from telescope_core.base.environment_record import EnvironmentRecord
-from telescope_core.base.number_text import plural
+from telescope_core.base.number_text import counted, format_metric, plural
 from telescope_core.base.solved import is_solved
 from telescope_core.base.types import (
     ANSWER,
@@ -151,6 +152,35 @@ class EvalResult:
     """Seconds that the eval took; after it was resumed, without those of earlier sessions."""
     tasks: tuple[TaskScore, ...] = field(default=())
 
+    def __str__(self) -> str:
+        """Return its table and counts as lines, as `telescope eval` prints them."""
+        lines = [TABLE_HEAD, *table_lines(self)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = [
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]).rstrip()
+            for name, *numbers in lines
+        ]
+        return "\n".join([self._title, *table, *count_lines(self)])
+
+    def _repr_html_(self) -> str:
+        """Return the same as HTML, which notebooks show."""
+        rows = [
+            f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
+            f"{''.join(f'<td>{text}</td>' for text in numbers)}</tr>"
+            for name, *numbers in table_lines(self)
+        ]
+        notes = "".join(f"<p>{escape(line)}</p>" for line in count_lines(self))
+        head = "".join(f"<th>{text}</th>" for text in TABLE_HEAD)
+        return (
+            f"<table><caption>{escape(self._title)}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{notes}"
+        )
+
+    @property
+    def _title(self) -> str:
+        name = f"{self.environment} {self.environment_version}".rstrip()
+        return f"{name}, model {self.model or 'unnamed'}"
+
 
 @dataclass(slots=True)
 class RewardSoFar:
@@ -237,6 +267,54 @@ def success_measures(result: EvalResult) -> dict[str, Estimate | None]:
         **{f"maj@{k}": estimate for k, estimate in sorted(result.majority_at.items())},
         **{f"pass^{k}": estimate for k, estimate in sorted(result.pass_all.items()) if k > 1},
     }
+
+
+TABLE_HEAD = ("measure", "mean", "95% interval", "tasks")
+
+
+def table_lines(result: EvalResult) -> list[tuple[str, str, str, str]]:
+    """Return the lines under `TABLE_HEAD`: all estimates, and the means of parts and metrics."""
+    estimates = {"reward": result.reward}
+    if result.num_failed:
+        estimates["reward, failures at minimum"] = result.reward_with_failures
+    parts = [(f"  {name}", about, mean) for name, about, mean in reward_parts(result)]
+    return [
+        *_lines_of_estimates(estimates),
+        *_lines_of_means(parts),
+        *_lines_of_estimates(success_measures(result)),
+        *_lines_of_means(metric_lines(result)),
+    ]
+
+
+def _lines_of_estimates(
+    estimates: Mapping[str, Estimate | None],
+) -> Iterator[tuple[str, str, str, str]]:
+    for name, one in estimates.items():
+        if one is None:
+            yield (name, "-", "-", "0")
+        else:
+            yield (name, one.mean_text, one.interval_text, str(one.num_tasks))
+
+
+def _lines_of_means(
+    means: Sequence[tuple[str, str, float]],
+) -> Iterator[tuple[str, str, str, str]]:
+    for name, about, mean in means:
+        yield (f"{name}{about and f', {about}'}", format_metric(mean), "", "")
+
+
+def count_lines(result: EvalResult) -> list[str]:
+    """Return the lines that count how rollouts ended, and those that were not played."""
+    parts = [f"{result.num_scored} of {counted(result.num_rollouts, 'rollout')} scored"]
+    if result.num_failed:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
+        parts.append(f"{result.num_failed} failed ({reasons})")
+    parts += [f"{one.number} {one.text}" for one in counts_of(result)]
+    parts += [f"{number} {text}" for number, text in spent_in(result)]
+    parts.append(f"{result.duration_s:.1f} s{duration_note(result)}")
+    left = [f"{one.number:,} {one.text}" for one in left_out_of(result)]
+    not_played = f"Not played: {'; '.join(left)}" if left else ""
+    return [line for line in ("; ".join(parts), clusters_note(result), not_played) if line]
 
 
 def format_tokens(mean: float | None) -> str:

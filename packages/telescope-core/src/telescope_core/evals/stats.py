@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from telescope_core.base.number_text import style_of
 from telescope_core.evals.distributions import beta_quantile, t_quantile
 
 CONFIDENCE = 0.95
@@ -38,6 +39,19 @@ class Estimate:
     """Number of tasks in the mean: its denominator."""
     num_clusters: int = 0
     """Number of clusters of these tasks; 0 if each task is independent of the others."""
+
+    @property
+    def mean_text(self) -> str:
+        """The mean, with as many digits as the interval."""
+        return f"{self.mean:{style_of(self.mean, self.low, self.high)}}"
+
+    @property
+    def interval_text(self) -> str:
+        """The ends of the interval, or a dash when there is none."""
+        if self.low is None or self.high is None:
+            return "-"
+        style = style_of(self.mean, self.low, self.high)
+        return f"{self.low:{style}} to {self.high:{style}}"
 
 
 class Draws(NamedTuple):
