@@ -8,15 +8,22 @@ that was ignored before, as by `nohup` or by `&` in a script, stays ignored.
 The state is global to the process, like signal handlers.
 """
 
+import _thread
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_OF_WEAKREFS = ("weakref", "_weakrefset")
+"""Modules whose functions run when an object ends."""
+_PUT_OFF_S = 0.01
+_MOST_PUT_OFF = 100
+"""Times that a signal waits for a destructor to end, before it raises in one that takes long."""
 Later = Callable[[Callable[[], object]], object]
 """A function that runs its argument on the event loop; it is called from the main thread."""
 
@@ -42,10 +49,16 @@ class _Signals:
         self.has_cut_short = False
         self.is_taken = False
         self.num_held = 0
+        self.is_put_off = False
+        self.num_put_off = 0
         self.cancel: Callable[[], object] | None = None
         self.later: Later | None = None
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_put_off:
+            self.is_put_off = False
+            self._end(frame, is_first=True)
+            return
         is_first = self.first is None
         self.first = self.first or signal.Signals(number)
         name = signal.Signals(number).name
@@ -53,10 +66,21 @@ class _Signals:
             self._say(f"stopping ({name}) ...")
         else:
             self._say(f"still stopping ({name}); kill -KILL {os.getpid()} ends it at once")
+        self._end(frame, is_first=is_first)
+
+    def _end(self, frame: FrameType | None, *, is_first: bool) -> None:
+        """End what runs now, unless it must not be cut short or is being ended."""
+        assert self.first is not None, "a signal came"
         if self.num_held:
             return
         if self.cancel is None or self.later is None:
             if self.has_cut_short:  # what was ended is cleaning up
+                return
+            if _swallows(frame) and self.num_put_off < _MOST_PUT_OFF:
+                self.is_put_off = True
+                self.num_put_off += 1
+                # No lock is taken for this thread, which the code that runs now might hold.
+                _thread.start_new_thread(_wake, (self.first,))
                 return
             self.has_cut_short = True
             raise Interrupted(self.first)
@@ -75,6 +99,23 @@ class _Signals:
 
 
 _signals = _Signals()
+
+
+def _swallows(frame: FrameType | None) -> bool:
+    """Return whether `frame` is in a destructor, whose exceptions Python prints and drops."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in _OF_WEAKREFS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _wake(number: int) -> None:
+    """Send the main thread a signal a little later, also where it waits for something."""
+    time.sleep(_PUT_OFF_S)
+    main = threading.main_thread().ident
+    if _signals.is_put_off and main is not None:
+        signal.pthread_kill(main, number)
 
 
 def _write(text: str) -> None:
@@ -116,6 +157,7 @@ def taken(*, for_good: bool = False) -> Generator[None]:
         yield
         return
     _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
+    _signals.is_put_off, _signals.num_put_off = False, 0
     with nullcontext() if for_good else kept():
         for number in NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -127,6 +169,7 @@ def taken(*, for_good: bool = False) -> Generator[None]:
                 for number in NUMBERS:
                     signal.signal(number, signal.SIG_IGN)
             _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, False
+            _signals.is_put_off = False
 
 
 def asked() -> signal.Signals | None:
