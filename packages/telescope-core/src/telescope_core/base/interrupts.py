@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -76,7 +77,12 @@ class _Signals:
         if self.cancel is None or self.later is None:
             if self.has_cut_short:  # what was ended is cleaning up
                 return
-            if _swallows(frame) and self.num_put_off < _MOST_PUT_OFF:
+            # Python prints and drops what is raised there.
+            is_in_destructor = any(
+                one.f_code.co_name == "__del__" or one.f_globals.get("__name__") in _OF_WEAKREFS
+                for one, _ in traceback.walk_stack(frame)
+            )
+            if is_in_destructor and self.num_put_off < _MOST_PUT_OFF:
                 self.is_put_off = True
                 self.num_put_off += 1
                 # No lock is taken for this thread, which the code that runs now might hold.
@@ -99,15 +105,6 @@ class _Signals:
 
 
 _signals = _Signals()
-
-
-def _swallows(frame: FrameType | None) -> bool:
-    """Return whether `frame` is in a destructor, whose exceptions Python prints and drops."""
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") in _OF_WEAKREFS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _wake(number: int) -> None:
