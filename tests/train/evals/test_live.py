@@ -163,6 +163,19 @@ async def test_nothing_to_train_on_is_refused_before_any_server_starts(has_split
         await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
 
 
+async def test_rewards_that_cannot_be_taken_apart_are_refused_before_any_server_starts():
+    sums = InProcessEnvironment(Sums(), name="sums")
+    opened = OpenedEnvironments(training={"sums": sums}, evals={}, clients=(sums,))
+    settings = config(name="sums")
+    algorithm = settings.algorithm.model_copy(update={"advantage_norm": "parts"})
+    prepared = SimpleNamespace(
+        config=settings.model_copy(update={"algorithm": algorithm}),
+        environments=SimpleNamespace(opened=opened),
+    )
+    with pytest.raises(ConfigError, match="sums has no reward that is a sum of parts"):
+        await open_renderer(prepared, RunFolder(Path("unused")), LiveView(1, []))
+
+
 async def test_tools_that_a_template_cannot_take_are_refused_before_any_server_starts(tiny):
     class Offers(ToolEnvironment):
         def examples(self, split):

@@ -65,7 +65,7 @@ from telescope_train.plan.gpus import share_of_rank
 from telescope_train.plan.prepared import Prepared
 from telescope_train.recording import run_logs
 from telescope_train.rollouts.attempts import Attempts, LimitedPool
-from telescope_train.rollouts.mix import train_size
+from telescope_train.rollouts.mix import refuse_rewards, train_size
 from telescope_train.trainer.ray_ranks import RayRanks
 from telescope_train.weights.publish import WeightPublisher
 from telescope_train.weights.transport import load_transport
@@ -122,7 +122,8 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     """Load tokenizer and chat template; show and record its effects on sampled turns.
 
     Raises ConfigError if it cannot write what an environment needs, such as tools, if prompts have
-    pictures, if there is nothing to train on, or if an eval asks for more examples than there are.
+    pictures, if there is nothing to train on, if the algorithm cannot take the rewards, or if an
+    eval asks for more examples than there are.
     """
     config = prepared.config
     opened = prepared.environments.opened
@@ -132,6 +133,7 @@ async def open_renderer(prepared: Prepared, folder: RunFolder, view: LiveView) -
     await asyncio.gather(
         *(_refuse_untrainable(one, opened.training[one.name]) for one in config.environments)
     )
+    refuse_rewards(config, {name: await one.describe() for name, one in opened.training.items()})
     renderer = load_renderer(config.model, uses=declared_uses(config, described))
     report = probe_template(renderer)
     view.phase(report.text)

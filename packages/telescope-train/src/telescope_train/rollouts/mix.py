@@ -50,6 +50,27 @@ async def training_environments(
     """
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
     descriptions = dict(zip(clients, described, strict=True))
+    refuse_rewards(config, descriptions)
+    held_out = await hold_out(config, clients, eval_clients, descriptions, records)
+    return Mix(
+        playing={
+            entry.name: TrainingEnvironment(
+                client=clients[entry.name],
+                group_size=entry.group_size or config.rollout.group_size,
+                sampling=sampling_of(entry, config),
+            )
+            for entry in config.environments
+        },
+        descriptions=descriptions,
+        held_out=held_out,
+    )
+
+
+def refuse_rewards(config: TrainConfig, descriptions: Mapping[str, EnvironmentDescription]) -> None:
+    """Raise ConfigError for rewards that the algorithm cannot take, or cannot take apart.
+
+    `descriptions`: of the environments that are trained on, by name.
+    """
     algorithm = load_algorithm(config.algorithm.algorithm)
     for entry in config.environments:
         low = descriptions[entry.name].reward_min
@@ -68,19 +89,6 @@ async def training_environments(
             "@reward and a weight, and no compute_reward of its own); use advantage_norm = "
             '"group" or "batch"'
         )
-    held_out = await hold_out(config, clients, eval_clients, descriptions, records)
-    return Mix(
-        playing={
-            entry.name: TrainingEnvironment(
-                client=clients[entry.name],
-                group_size=entry.group_size or config.rollout.group_size,
-                sampling=sampling_of(entry, config),
-            )
-            for entry in config.environments
-        },
-        descriptions=descriptions,
-        held_out=held_out,
-    )
 
 
 def left_out_of_training(
