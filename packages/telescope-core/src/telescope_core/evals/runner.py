@@ -77,7 +77,9 @@ async def run_eval(
         await eval_run.play()
     except TooManyFailedError as error:
         stopped = error
-    result = result_of(
+    # The votes of 100,000 rollouts take seconds, in which a training goes on.
+    result = await asyncio.to_thread(
+        result_of,
         eval_run.rows,
         settings,
         description,
