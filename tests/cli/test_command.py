@@ -297,7 +297,7 @@ def test_memory_or_threads_that_the_system_refuses_are_one_message(
 def test_a_home_folder_that_nobody_has_is_one_message(telescope, verb):
     code, _, err = telescope(*verb, "~nobody-has-this-name/some")
     assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False)
-    assert "~ in a path names no home folder" in err
+    assert "no home folder is known, for ~ in a path" in err
 
 
 def test_commands_that_texts_of_the_packages_name_exist():

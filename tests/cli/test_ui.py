@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from html import unescape
@@ -215,12 +216,27 @@ def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monk
         without.setattr("telescope_cli.run_report.find_spec", lambda name: None)
         assert "not written" not in told()
     plain = report.read_text()
+    for home in ("file/home", None):  # a home that cannot be made, and none
+        Path("file").write_text("")
+        with monkeypatch.context() as in_container:
+            in_container.delenv("XDG_CACHE_HOME")
+            in_container.setattr(Path, "home", lambda home=home: Path(home) if home else _no_home())
+            in_container.setenv("TMPDIR", str(place))
+            in_container.setattr(tempfile, "tempdir", None)
+            assert "not written" not in told()
+        assert "TELESCOPE_EXPORT" in report.read_text()
+        assert not list(place.glob("telescope-ui-*")), "its index is gone"
+        report.write_text(plain)
     assert "Sample rollouts" in plain
     assert "TELESCOPE_EXPORT" not in plain
     Path("file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
     assert "XDG_CACHE_HOME" in told()
     assert "Sample rollouts" in report.read_text()
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def read_page(found, address):

@@ -54,7 +54,9 @@ def rest_of(client: socket.socket) -> bytes:
 def test_a_connection_without_a_request_is_closed(tmp_path, sent):
     options = ServerOptions(connections=ConnectionLimits(request_head_s=0.05))
     with limited(tmp_path / "hub", options) as hub, connected(hub.address, sent) as client:
-        assert rest_of(client) == b""
+        answer = rest_of(client)
+    # Without httptools, uvicorn reads with h11, which refuses an empty line.
+    assert answer == b"" or (sent == b"\r\n" and answer.startswith(b"HTTP/1.1 400 "))
 
 
 @pytest.mark.slow

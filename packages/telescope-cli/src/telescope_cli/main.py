@@ -193,7 +193,9 @@ def _main(arguments: Sequence[str] | None) -> None:
         # Python has no type of its own for it either.
         if isinstance(error, RuntimeError) and str(error) == "Could not determine home directory.":
             _fail(
-                "~ in a path names no home folder of this machine; set HOME, or write the path", 2
+                "no home folder is known, for ~ in a path or for what is kept there by default; "
+                "set HOME, or write the path",
+                2,
             )
         raise
 

@@ -5,10 +5,11 @@ A file belongs to one process at a time. A second `telescope ui` creates other f
 
 import hashlib
 import os
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Lock
 from typing import Any
 
@@ -113,7 +114,7 @@ def _make(cache: Path) -> None:
         for path in cache.glob("v*.duckdb"):
             if path.stat().st_mtime < oldest_s:
                 path.unlink()
-        with tempfile.TemporaryFile(dir=cache):
+        with TemporaryFile(dir=cache):
             pass
     except OSError as error:
         raise ConfigError(
@@ -121,11 +122,25 @@ def _make(cache: Path) -> None:
         ) from None
 
 
-def cache_folder() -> Path:
-    """Return the folder of index files: `$XDG_CACHE_HOME/telescope/ui`, by default in ~/.cache."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if named.startswith("/") else Path.home() / ".cache"
-    return base / "telescope" / "ui"
+@contextmanager
+def opened() -> Generator[Database]:
+    """Open the index in `$XDG_CACHE_HOME/telescope/ui`, by default in ~/.cache.
+
+    Without the variable and a home that can be written to, as in many containers, the index is in a
+    temporary folder. Raises ConfigError if nothing can be written where the variable says.
+    """
+    with ExitStack() as held:
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        if named.startswith("/"):
+            database = Database(Path(named, "telescope", "ui"))
+        else:
+            try:
+                database = Database(Path.home() / ".cache" / "telescope" / "ui")
+            except (ConfigError, RuntimeError):  # RuntimeError: the user has no home
+                place = held.enter_context(TemporaryDirectory(prefix="telescope-ui-"))
+                database = Database(Path(place))
+        held.callback(database.close)
+        yield database
 
 
 def quoted(column: str) -> str:

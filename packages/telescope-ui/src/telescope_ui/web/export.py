@@ -32,7 +32,7 @@ from telescope_ui.base.parameters import (
     RolloutsParameters,
     TimelineParameters,
 )
-from telescope_ui.files.database import Database, cache_folder
+from telescope_ui.files.database import Database, opened
 from telescope_ui.files.eval_files import EvalPlace, eval_keys, rows_of
 from telescope_ui.index import queries
 from telescope_ui.index.one_run import OneRun
@@ -162,15 +162,12 @@ def export_one_file(
 
 @contextmanager
 def _opened(folders: Sequence[Path]) -> Generator[tuple[Runs, Database]]:
-    database = Database(cache_folder())
-    try:
+    with opened() as database:
         runs = Runs(folders, database)
         try:
             yield runs, database
         finally:
             runs.close()
-    finally:
-        database.close()
 
 
 def _one_file(run: OneRun, data: Mapping[str, JsonObject]) -> str:

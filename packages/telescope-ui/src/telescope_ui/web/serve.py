@@ -21,7 +21,7 @@ from telescope_core.base.addresses import in_url, is_loopback, without_brackets
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.terminal import escaped
 from telescope_core.records.arrow import arrow_modules
-from telescope_ui.files.database import Database, cache_folder
+from telescope_ui.files.database import opened
 from telescope_ui.files.own_server import OwnServer, state_folder
 from telescope_ui.index.runs import Runs, require_shown
 from telescope_ui.web.app import create_app
@@ -83,8 +83,7 @@ def serve(
         if own is not None:
             token = own.token(is_loopback=is_loopback(host))
             own.listens(host, number)
-        database = Database(cache_folder())
-        held.callback(database.close)
+        database = held.enter_context(opened())
         runs = Runs(folders, database, joined=tuple if own is None else own.joined)
         held.callback(runs.close)
         watcher = Watcher(runs)
