@@ -258,6 +258,10 @@ async def test_proxies_of_the_process_are_used_but_not_for_this_machine(monkeypa
     assert "Proxy-Authorization: Basic bWU6c2VjcmV0" in proxy.heads[0]
 
 
+def test_what_is_no_url_has_no_proxy_and_is_left_to_the_request_to_refuse():
+    assert http.proxy_for("http://[::1/x").url is None
+
+
 async def test_a_proxy_that_cannot_be_reached_is_named_without_its_login(monkeypatch):
     http._proxy_of.cache_clear()
     with monkeypatch.context() as inside:

@@ -262,10 +262,14 @@ class Proxy(NamedTuple):
 def proxy_for(url: str) -> Proxy:
     """Return the proxy for an http or https URL; EndpointError for one that does not speak HTTP.
 
-    No proxy is used for hosts of this machine, which it could not reach.
+    No proxy is used for hosts of this machine, which it could not reach, and none for what is no
+    URL, which aiohttp refuses.
     """
-    parts = urlsplit(url)
-    return _proxy_of(parts.scheme, parts.hostname or "")
+    try:
+        parts = urlsplit(url)
+        return _proxy_of(parts.scheme, parts.hostname or "")
+    except ValueError:  # half a pair of brackets
+        return Proxy()
 
 
 @lru_cache(maxsize=1024)

@@ -36,6 +36,8 @@ from telescope_core.evals.stats import (
 from telescope_core.records.rows import RolloutRow
 
 Number = TypeVar("Number", int, float)
+TABLE_HEAD = ("measure", "mean", "95% interval", "tasks")
+"""Heads of the columns of `table_lines`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +269,6 @@ def success_measures(result: EvalResult) -> dict[str, Estimate | None]:
         **{f"maj@{k}": estimate for k, estimate in sorted(result.majority_at.items())},
         **{f"pass^{k}": estimate for k, estimate in sorted(result.pass_all.items()) if k > 1},
     }
-
-
-TABLE_HEAD = ("measure", "mean", "95% interval", "tasks")
 
 
 def table_lines(result: EvalResult) -> list[tuple[str, str, str, str]]:
