@@ -36,6 +36,17 @@ def telescope(capsys, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize(("encoding", "inherited"), [("iso8859-1", "1"), ("utf-8", "0")])
+def test_what_a_command_starts_reads_its_files_as_utf_8(
+    telescope, monkeypatch, encoding, inherited
+):
+    """Ranks, servers and workers import libraries that read files in the locale's encoding."""
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    telescope("--version")
+    assert os.environ["PYTHONUTF8"] == inherited
+
+
 def test_help_lists_the_verbs_and_imports_none_of_them():
     program = (
         "import sys\n"

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ def vllm_server(tiny_model: Path, server_log: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patched:
         # Servers log their config, which whoever starts the tests may have turned off.
         patched.setenv("VLLM_LOGGING_LEVEL", "INFO")
-        # What a shell may have from another server, and a locale that is not UTF-8.
-        patched.setenv("VLLM_API_KEY", "of another server")
-        for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0"}.items():
-            patched.setenv(name, value)
         settings = tiny_server(tiny_model, server_log)
-        with running(settings, deadline_s=180):
+        with ExitStack() as stack:
+            with pytest.MonkeyPatch.context() as of_shell:
+                # What a shell may have from another server, and a locale that is not UTF-8.
+                of_shell.setenv("VLLM_API_KEY", "of another server")
+                of_shell.setenv("LC_ALL", "C")
+                of_shell.setenv("PYTHONUTF8", "0")
+                stack.enter_context(running(settings, deadline_s=180))
             yield settings.base_url
 
 

@@ -138,6 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: `arguments`, and raise SystemExit; or the process's, and end it."""
     # For all that this process starts, by whatever library it speaks HTTP or gRPC.
     os.environ.update(reached_directly(os.environ))
+    if sys.getfilesystemencoding() != "utf-8":
+        # Libraries read their own files, which are UTF-8, in the encoding of the locale.
+        os.environ["PYTHONUTF8"] = "1"
     if arguments is not None:
         with taken():
             return _main(arguments)
