@@ -6,6 +6,7 @@ would fail through one: the process is on this machine, or on a node that the pr
 
 from collections.abc import Mapping
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _VARIABLES = ("no_proxy", "NO_PROXY")
@@ -29,6 +30,11 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Return whether only processes of the same machine reach the host of `url`."""
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def reached_directly(environ: Mapping[str, str], hosts: tuple[str, ...] = ()) -> dict[str, str]:

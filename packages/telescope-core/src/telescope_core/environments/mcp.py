@@ -15,9 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
-from urllib.parse import urlsplit
 
-from telescope_core.base.addresses import is_loopback
+from telescope_core.base.addresses import is_on_this_machine
 from telescope_core.base.errors import (
     ConfigError,
     EnvironmentLoadError,
@@ -473,7 +472,7 @@ async def _connected(
                 timeout=limits,
                 verify=_tls_context(os.environ.get("SSL_CERT_FILE", "")),
                 # Proxies of the variables are for servers that are elsewhere.
-                trust_env=not is_loopback(urlsplit(server.url).hostname or ""),
+                trust_env=not is_on_this_machine(server.url),
                 event_hooks={"response": [_note_answer]},
             ) as http,
             Client(streamable_http_client(server.url, http_client=http)) as client,

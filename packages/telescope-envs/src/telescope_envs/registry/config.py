@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, quote, unquote_to_bytes, urlsplit
 
 import msgspec
 
-from telescope_core.base.addresses import is_loopback
+from telescope_core.base.addresses import is_loopback, is_on_this_machine
 from telescope_core.base.decoders import convert
 from telescope_core.base.errors import ConfigError, nearest, unknown_name
 from telescope_envs.records.model import read_toml_file
@@ -69,7 +69,7 @@ class Address:
     @property
     def is_plain_http(self) -> bool:
         """Whether requests to it travel over a network unencrypted."""
-        return self.scheme == "http" and not is_loopback(urlsplit(self.text).hostname or "")
+        return self.scheme == "http" and not is_on_this_machine(self.text)
 
 
 def parse_address(text: str) -> Address:

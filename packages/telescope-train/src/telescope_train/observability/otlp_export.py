@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -30,7 +29,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.re import parse_env_headers
 
-from telescope_core.base.addresses import is_loopback
+from telescope_core.base.addresses import is_on_this_machine
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.records.events import AttemptEvent, Stage
@@ -266,13 +265,12 @@ class Forwarding:
     def __init__(self, endpoint: str, *, warn: Callable[[str], None] = lambda text: None) -> None:
         """`warn` is called once, from any thread, with a text for people about lost requests."""
         self._endpoint = endpoint
-        is_here = is_loopback(urlsplit(endpoint).hostname or "")
         try:
             # Proxies of the variables are for collectors that are elsewhere.
             self._client = httpx.Client(
                 headers={**_headers_of_user(), **_PROTOBUF},
                 timeout=SEND_S,
-                trust_env=not is_here,
+                trust_env=not is_on_this_machine(endpoint),
             )
         except (ImportError, ValueError) as error:
             raise ConfigError(
