@@ -46,14 +46,18 @@ class _Signals:
     """The first signal that came, and the way to end the code that runs now."""
 
     def __init__(self) -> None:
-        self.first: signal.Signals | None = None
-        self.has_cut_short = False
-        self.is_taken = False
         self.num_held = 0
-        self.is_put_off = False
-        self.num_put_off = 0
         self.cancel: Callable[[], object] | None = None
         self.later: Later | None = None
+        self.begin(is_taken=False)
+
+    def begin(self, *, is_taken: bool) -> None:
+        """Forget what came; `is_taken`: whether signals are handled from here on."""
+        self.first: signal.Signals | None = None
+        self.has_cut_short = False
+        self.is_taken = is_taken
+        self.is_put_off = False
+        self.num_put_off = 0
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.is_put_off:
@@ -153,8 +157,7 @@ def taken(*, for_good: bool = False) -> Generator[None]:
     if _signals.is_taken or not _is_main_thread():
         yield
         return
-    _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, True
-    _signals.is_put_off, _signals.num_put_off = False, 0
+    _signals.begin(is_taken=True)
     with nullcontext() if for_good else kept():
         for number in NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -165,8 +168,7 @@ def taken(*, for_good: bool = False) -> Generator[None]:
             if for_good:
                 for number in NUMBERS:
                     signal.signal(number, signal.SIG_IGN)
-            _signals.first, _signals.has_cut_short, _signals.is_taken = None, False, False
-            _signals.is_put_off = False
+            _signals.begin(is_taken=False)
 
 
 def asked() -> signal.Signals | None:
