@@ -20,7 +20,7 @@ from telescope_core.scripted import ScriptedClient
 from telescope_train.plan.load import load_train_config
 from telescope_train.rollouts.attempts import Attempts
 from telescope_train.rollouts.compared import RewardScale, is_told_apart
-from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.mix import make_sampler, refuse_rewards, training_environments
 from telescope_train.step.credit import credit_rules
 
 
@@ -82,20 +82,20 @@ async def test_rewards_that_the_algorithm_cannot_take_are_refused_before_any_is_
     entries = json.dumps([{"name": "toy", **entry}])
     flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--environments", entries]
     config = load_train_config([], [*flags, "--algorithm", algorithm])
-    clients = {"toy": InProcessEnvironment(Penalized(), name="toy")}
+    toy = InProcessEnvironment(Penalized(), name="toy")
     refused = pytest.raises(ConfigError, match="toy may be as low as -1, and maxrl")
     with refused if is_refused else nullcontext():
-        await training_environments(config, clients, {}, {})
+        refuse_rewards(config, {"toy": await toy.describe()})
 
 
 @pytest.mark.parametrize("norm", ["parts", "group"])
 async def test_rewards_that_are_no_sums_cannot_be_taken_apart(norm):
     flags = ["--name", "toy", "--number_of_steps", "1", "--model", "a/b", "--advantage_norm", norm]
     config = load_train_config([], [*flags, "--environments", '[{"name": "toy"}]'])
-    clients = {"toy": InProcessEnvironment(Counting(), name="toy")}
+    toy = InProcessEnvironment(Counting(), name="toy")
     refused = pytest.raises(ConfigError, match="toy has no reward that is a sum of parts")
     with refused if norm == "parts" else nullcontext():
-        await training_environments(config, clients, {}, {})
+        refuse_rewards(config, {"toy": await toy.describe()})
 
 
 async def test_credit_and_acceptance_know_the_weights_of_the_parts():

@@ -46,11 +46,9 @@ async def training_environments(
     """Ask each environment for its description, and combine that with the config's overrides.
 
     `records` says by the name of an entry which environment it is: evals may use another name.
-    Raises ConfigError for rewards that the algorithm cannot take or take apart.
     """
     described = await asyncio.gather(*(client.describe() for client in clients.values()))
     descriptions = dict(zip(clients, described, strict=True))
-    refuse_rewards(config, descriptions)
     held_out = await hold_out(config, clients, eval_clients, descriptions, records)
     return Mix(
         playing={

@@ -24,7 +24,7 @@ from telescope_train.inference.supervisor import Fleet, Supervisor
 from telescope_train.loop import LoopParts, train
 from telescope_train.models.facts import UNKNOWN_FACTS
 from telescope_train.rollouts.attempts import Attempts
-from telescope_train.rollouts.mix import make_sampler, training_environments
+from telescope_train.rollouts.mix import make_sampler, refuse_rewards, training_environments
 from telescope_train.rollouts.slots import Concurrency
 from telescope_train.simulation.engine import EngineSpeed, SimulatedEngine
 from telescope_train.simulation.environments import SimulatedEnvironment, Workload
@@ -359,6 +359,7 @@ class SimulatedRun:
         """Return the parts of the loop, with `first_version` live on all servers."""
         config = self._scenario.config
         mix = await training_environments(config, self.environments, {}, {})
+        refuse_rewards(config, mix.descriptions)
         await self.publisher.connect()
         if first_version:
             await self.publisher.publish(first_version)
