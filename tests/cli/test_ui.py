@@ -216,8 +216,8 @@ def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monk
         without.setattr("telescope_cli.run_report.find_spec", lambda name: None)
         assert "not written" not in told()
     plain = report.read_text()
+    Path("file").write_text("")
     for home in ("file/home", None):  # a home that cannot be made, and none
-        Path("file").write_text("")
         with monkeypatch.context() as in_container:
             in_container.delenv("XDG_CACHE_HOME")
             in_container.setattr(Path, "home", lambda home=home: Path(home) if home else _no_home())
@@ -229,7 +229,6 @@ def test_the_report_of_a_run_has_its_pages_where_they_can_be_written(place, monk
         report.write_text(plain)
     assert "Sample rollouts" in plain
     assert "TELESCOPE_EXPORT" not in plain
-    Path("file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "file"))
     assert "XDG_CACHE_HOME" in told()
     assert "Sample rollouts" in report.read_text()

@@ -285,17 +285,13 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("isolation", [Isolation.AUTO, Isolation.PROCESS])
-def test_a_class_of_the_program_itself_is_played_there_alone(monkeypatch, isolation):
+def test_a_class_of_the_program_itself_is_played_there_alone(monkeypatch):
     """As of a cell of a notebook: another process would run the program again."""
     monkeypatch.setattr(sys.modules["__main__"], "Holds", Holds, raising=False)
-    processes = ProcessSettings(isolation=isolation)
-    if isolation is Isolation.AUTO:
-        opened = open_environment("__main__:Holds", {}, processes)
-        assert isinstance(opened, InProcessEnvironment)
-        return
+    assert isinstance(open_environment("__main__:Holds"), InProcessEnvironment)
+    apart = ProcessSettings(isolation=Isolation.PROCESS)
     with pytest.raises(ConfigError, match=r"notebook.*save it in a file"):
-        open_environment("__main__:Holds", {}, processes)
+        open_environment("__main__:Holds", {}, apart)
 
 
 @pytest.mark.parametrize(

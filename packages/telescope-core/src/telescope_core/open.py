@@ -99,7 +99,7 @@ def open_environment(
             hold_watch=HoldWatch(),
             asks_models=processes.asks_models,
         )
-    if is_of_script(location.factory):
+    if _is_of_script(location.factory):
         raise ConfigError(
             f"{name!r} is a class of the program or notebook that runs, which no other process can "
             "import; save it in a file and open ./file.py:Class, or leave isolation at auto"
@@ -162,10 +162,10 @@ def plays_here(name: str, isolation: Isolation) -> bool:
 
     A worker can import every class but one of the script that runs, which it would run again.
     """
-    return isolation is Isolation.NONE or (isolation is Isolation.AUTO and is_of_script(name))
+    return isolation is Isolation.NONE or (isolation is Isolation.AUTO and _is_of_script(name))
 
 
-def is_of_script(factory: str) -> bool:
+def _is_of_script(factory: str) -> bool:
     """Return whether `factory` is of the script or the notebook that runs."""
     return factory.startswith("__main__:")
 
