@@ -23,7 +23,9 @@ from telescope_core.base.retries import (
     play_with_attempts,
     reached_limit,
     require_others,
+    says_too_long,
 )
+from telescope_core.chat import http as chat_http
 from telescope_core.errors import (
     ContextLengthError,
     EndpointAccessError,
@@ -73,6 +75,51 @@ LIMITS = [
     ended("EndpointError: 400: This model's maximum context length is 128 tokens"),
     ended("EndpointError: 400: code context_length_exceeded"),
 ]
+
+
+TOO_LONG = [
+    "This model's maximum context length is 128000 tokens. However, your messages resulted in",
+    "Your input exceeds the context window of this model. Please adjust your input",
+    '{"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 139, "n_ctx": 128}',
+    "request (139 tokens) exceeds the available context size (128 tokens), try increasing it",
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "prompt is too long: 209353 tokens > 199999 maximum",
+    "Prompt too long: 5152 tokens exceeds max_seq_len 2048",
+    "ValidationException: Input is too long for requested model.",
+    "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",
+    "prompt token count of 80000 exceeds the limit of 64000",
+    "Input length 131393 exceeds the maximum allowed input length of 131040 tokens.",
+    "Prompt length (5000) exceeds maximum input length (4096)",
+    '{"code": "1261", "message": "Prompt exceeds max length"}',
+    "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "Please reduce the length of the messages or completion.",
+    "Invalid request: Your request exceeded model token limit: 262144",
+    "InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+    "Input validation error: `inputs` must have less than 1023 tokens. Given: 1500",
+    "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+]
+"""Of OpenAI, llama.cpp, SGLang, Anthropic, Atlas, Bedrock, Gemini, GitHub, Poolside, NIM, Z.ai,
+xAI, Groq, Moonshot, DashScope, Text Generation Inference and Cohere."""
+NOT_TOO_LONG = [
+    "Request too large for gpt-4 on tokens per min (TPM): Limit 10000, Requested 12000.",
+    "Rate limit reached on tokens per minute (TPM): reduce your message size and try again",
+    "Too many tokens, please wait before trying again.",
+    "max_tokens is too large: 100000. This model supports at most 16384 completion tokens",
+    "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+    "top_logprobs exceeds the maximum of 20",
+    *(f"http://x/v1 answered {code}: no; {text}" for code, text in chat_http._ADVICE.items()),
+]
+
+
+@pytest.mark.parametrize("text", TOO_LONG)
+def test_servers_say_in_many_ways_that_a_prompt_is_too_long(text):
+    assert says_too_long(f"http://x/v1/chat/completions answered 400: {text}")
+
+
+@pytest.mark.parametrize("text", NOT_TOO_LONG)
+def test_other_limits_and_our_own_advice_say_nothing_of_prompts(text):
+    assert not says_too_long(text)
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda rollout: rollout.error)

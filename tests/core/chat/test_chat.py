@@ -119,7 +119,7 @@ async def test_retries_end_with_the_budget_and_name_the_status(clock):
 
 async def test_a_refused_request_is_not_repeated():
     async with serving(400) as (endpoint, client):
-        with pytest.raises(EndpointError, match=r"answered 400: .*prompt too long"):
+        with pytest.raises(EndpointError, match=r"answered 400: .*for its length"):
             await ask(client)
     assert len(endpoint.requests) == 1
 

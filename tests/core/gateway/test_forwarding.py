@@ -810,6 +810,22 @@ async def test_a_program_that_swallows_a_refusal_fails_with_the_refusal(path, as
     assert re.search(said, row.error)
 
 
+async def test_a_refusal_that_a_program_goes_on_after_is_noted_once():
+    async def goes_on(client, model):
+        asked = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        said = (await client.chat.completions.create(**asked)).choices[0].message.content
+        with suppress(openai.BadRequestError):
+            await client.chat.completions.create(**asked, n=2)
+        return said
+
+    many = EvalSettings(num_examples=2, rollouts=2, sampling=Sampling(max_tokens=5))
+    async with evaluated(goes_on, reply("fine"), settings=many) as (_, result, row, notes):
+        pass
+    assert (row.reward, result.num_scored) == (1.0, 4)
+    (note,) = notes
+    assert "went on after a request was refused, and its reward counts: n: " in note
+
+
 async def test_a_program_that_hangs_after_a_refusal_fails_with_the_refusal():
     async def hangs(client, model):
         with suppress(openai.BadRequestError):

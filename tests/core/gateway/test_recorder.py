@@ -81,6 +81,28 @@ def test_a_conversation_that_goes_on_is_one():
     assert not recorder.leaves_out_thinking
 
 
+def test_a_program_may_write_ids_of_its_own_for_calls():
+    """agno does so with ids that do not begin as those of OpenAI do."""
+    recorder = Recorder()
+    other = ToolCall(id="d", name="g", arguments="{}")
+    twice = replace(SAID, tool_calls=(*SAID.tool_calls, other))
+    theirs = replace(
+        twice,
+        reasoning="",
+        tool_calls=tuple(replace(call, id=f"call_{call.id}") for call in twice.tool_calls),
+    )
+    results = [Message(role="tool", content=one, tool_call_id=f"call_{one}") for one in "cd"]
+    recorder.heard([HI], answer(twice))
+    recorder.heard([HI, theirs, *results], answer(GO_ON))
+    # Calls in another order, or others, are another conversation.
+    recorder.heard([HI, replace(theirs, tool_calls=theirs.tool_calls[::-1])], answer())
+    first, second = recorder.conversations
+    results = [replace(one, tool_call_id=one.content) for one in results]
+    assert first == (HI, twice, *results, GO_ON)
+    assert second[1].tool_calls == theirs.tool_calls[::-1]
+    assert recorder.leaves_out_thinking
+
+
 def test_a_history_that_is_as_long_as_what_was_said_goes_on():
     recorder = Recorder()
     recorder.heard([HI], answer())

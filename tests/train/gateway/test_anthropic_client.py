@@ -311,9 +311,9 @@ REFUSED = [
     ({"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice", "use 'auto'"),
     ({"tool_choice": "auto"}, "tool_choice", "an object of type auto"),
     (
-        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "tools": TOOLS},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}, "tools": TOOLS},
         "tool_choice.disable_parallel_tool_use",
-        "answer every call",
+        "true or false",
     ),
     ({"top_p": 0.9}, "top_p", "leave it out"),
     ({"temperature": 0}, "temperature", "leave it out"),

@@ -117,6 +117,31 @@ async def test_a_stream_has_the_parts_in_order_and_the_usage_last(serve):
     assert [chunk.choices[0].delta.reasoning_content for chunk in parts[1:2]] == ["hm"]
 
 
+@pytest.mark.parametrize("num_calls", [1, 2])
+async def test_a_program_that_takes_one_call_gets_the_first(serve, num_calls):
+    """What was sampled behind it is trained on; the next turn cannot go on from it."""
+    calls = "".join(TWO_CALLS.partition("</tool_call>")[: 2 if num_calls == 1 else 3])
+    rollout = serve(lambda prompt: "done" if "sum" in prompt else calls)
+    one_call = {"model": "policy", "tools": TOOLS, "parallel_tool_calls": False}
+    async with client_of(rollout) as client:
+        ask = client.chat.completions.create
+        said = (await ask(messages=ASK, **one_call)).choices[0].message
+        (call,) = said.tool_calls
+        assert json.loads(call.function.arguments) == {"a": 1, "b": 2}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sum"}
+        await ask(messages=[*ASK, said, result], **one_call)
+        listed = [{"type": "function", **TOOLS[0]["function"]}]
+        asked = {"input": ASK[0]["content"], "tools": listed, "parallel_tool_calls": False}
+        answer = await client.responses.create(model="policy", **asked)
+        assert [item.type for item in answer.output] == ["function_call"]
+    first = rollout.policy.turns[0].completion
+    assert len(first.message.tool_calls) == num_calls
+    samples = samples_from_rollout(as_rollout(rollout.policy), 1.0, 1.0)
+    assert len(samples) == num_calls + 1
+    sampled = sum(len(turn.completion.completion_ids) for turn in rollout.policy.turns)
+    assert sum(int(sample.mask.sum()) for sample in samples) == sampled
+
+
 async def test_the_clients_own_stream_reader_puts_calls_together(serve):
     rollout = serve(f"so{TWO_CALLS}")
     async with (

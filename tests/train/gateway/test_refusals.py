@@ -60,7 +60,6 @@ REFUSED = [
     ({"echo": True}, "echo", "leave it out"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "leave it out"),
     ({"presence_penalty": 1}, "presence_penalty", "leave it out"),
-    ({"seed": 0}, "seed", "all be the same"),
     ({"logprobs": True}, "logprobs", "leave it out"),
     ({"top_logprobs": 3}, "top_logprobs", "leave it out"),
     ({"top_p": 0.9}, "top_p", "samples at 1"),
@@ -76,9 +75,8 @@ REFUSED = [
     ({"stop": 3}, "stop", "a text or a list"),
     ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "use 'auto'"),
     ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", "use 'auto'"),
-    ({"tool_choice": "none", "tools": TOOLS}, "tool_choice", "leave tools out"),
     ({"tool_choice": "any"}, "tool_choice", "'auto' or 'none'"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls", "answer every call"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "as a function"),
     ({"tools": [{"name": "add"}]}, "tools[0]", "'function'"),
     ({"tools": {}}, "tools", "a list"),
@@ -101,7 +99,8 @@ REFUSED = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "text"),
     ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text alone"),
     ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages[0].name", "begin"),
-    ({"messages": [said(name="Al")]}, "messages[0].name", "begin the content with it"),
+    ({"messages": [said(name="Al"), said(name="Bo")]}, "messages[0].name", "begin the content"),
+    ({"messages": [said(name="Al"), said()]}, "messages[0].name", "include_name_in_message=False"),
     ({"messages": [*ASK, result("nobody")]}, "messages[1].tool_call_id", "are none"),
     ({"messages": [called("a", "b"), result("c")]}, "messages[1].tool_call_id", "are 'a', 'b'"),
     ({"messages": [called("a", "b"), *map(result, "aa")]}, "messages[2].tool_call_id", "are 'b'"),
@@ -115,6 +114,7 @@ REFUSED = [
     ({"messages": [called("a", "b"), result("b")]}, "messages", "before the answer"),
     ({"messages": [called(*map(str, range(9)))]}, "messages", "'0', '1', '2', '3', '4' and 4 more"),
     ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id", "the id"),
+    ({"messages": [{"role": "tool", "id": "a"}]}, "messages[0].tool_call_id", "the id"),
     (
         {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
         "messages[0].function_call",
@@ -164,6 +164,9 @@ NEUTRAL = [
     {"functions": [], "guided_json": {}, "extra": NOTHING, "modalities": [], "seed": ""},
     {"stream_options": None, "chat_template_kwargs": {"thinking": None}},
     {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto"},
+    {"seed": 7},
+    {"messages": [{**one, "name": one["role"], "cache_breakpoint": True} for one in ASK]},
+    {"tool_choice": "none", "tools": TOOLS},
 ]
 
 
@@ -177,6 +180,7 @@ def test_what_is_honoured():
     assert (asked.sampling.temperature, asked.sampling.max_tokens) == (0.3, 9)
     assert (asked.sampling.stop, asked.stream, asked.include_usage) == (("a", "b"), True, False)
     assert asked.tools == tuple(TOOLS)
+    assert [read(parallel_tool_calls=one).takes_one_call for one in (False, True)] == [True, False]
     assert read(max_tokens=900).sampling.max_tokens == 64
     assert read(max_tokens=9, max_completion_tokens=7).sampling.max_tokens == 7
     greedy = Sampling(max_tokens=4, temperature=0.0)
@@ -203,6 +207,11 @@ def test_messages_are_read_as_the_template_sees_them():
         Message(role="assistant", content="x", reasoning="hm"),
     )
     assert read_messages(sent) == seen
+
+
+def test_the_name_of_the_only_assistant_tells_nothing_apart():
+    sent = [*ASK, said(name="adder"), *ASK, said(name="adder")]
+    assert read_messages(sent) == read_messages([*ASK, said(), *ASK, said()])
 
 
 def test_results_are_shown_in_the_order_of_their_calls():
@@ -252,6 +261,10 @@ async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
         assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError, match="chat completions"):
             await client.completions.create(model="policy", prompt="hi")
+        with pytest.raises(openai.NotFoundError, match="anthropic_base_url"):
+            await client.post("/v1/messages", cast_to=object)
+        with pytest.raises(openai.NotFoundError, match="which ends in /v1"):
+            await client.post(f"{str(client.base_url)[:-3]}messages", cast_to=object)
         with pytest.raises(openai.NotFoundError, match="'other'"):
             await client.models.retrieve("other")
         with pytest.raises(openai.BadRequestError, match="is not JSON"):
@@ -271,7 +284,7 @@ async def test_a_conversation_that_is_too_long_is_told_as_openai_tells_it(serve)
         shorter = await client.chat.completions.create(model="policy", messages=grown)
         assert shorter.usage.completion_tokens == rollout.pool.sampling[1].max_tokens == 1
         grown[-1]["content"] = "and then?"
-        with pytest.raises(openai.BadRequestError, match=r"max_model_len.*\b13\b") as caught:
+        with pytest.raises(openai.BadRequestError, match=r"\b13\b.*shorter history") as caught:
             await client.chat.completions.create(model="policy", messages=grown)
     assert caught.value.code == "context_length_exceeded"
 

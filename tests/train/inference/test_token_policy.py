@@ -225,7 +225,7 @@ def test_a_template_that_rewrites_history_starts_a_new_chain() -> None:
 async def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers() -> None:
     pool = RecordingPool([])
     policy = TokenPolicy(pool, renderer_with(), "g", 10)
-    with pytest.raises(ConfigError, match=r"max_model_len.*\b10\b"):
+    with pytest.raises(ConfigError, match=r"\b10\b.*lower max_tokens"):
         await policy.complete([USER], Sampling(max_tokens=8))
     assert pool.prompts == [], "no server is asked"
 

@@ -246,6 +246,21 @@ def test_ids_of_calls_differ_from_turn_to_turn(family):
     assert again.messages == played.messages
 
 
+def test_an_id_is_not_used_again_where_a_program_has_shortened_its_history():
+    """The same text in as many messages as before, as with a window over the last messages."""
+    renderer = ALL_BY_NAME["Qwen2.5"].renderer()
+    asked = [Message(role="user", content="a")]
+    ids = renderer.encode(ALL_BY_NAME["Qwen2.5"].write("", "", ADD_THEM))
+
+    def answered(messages):
+        return renderer.parse(ids, tools=TOOLS, prompt=renderer.prompt(messages, tools=TOOLS))
+
+    first = answered(asked)
+    again = answered([first])
+    assert again.tool_calls[0].id != first.tool_calls[0].id
+    assert answered(asked) == first
+
+
 def test_encoding_the_text_again_would_be_noticed():
     """The broken version of what is tested here: ids made anew from the text."""
     family = ALL_BY_NAME["Qwen2.5"]

@@ -41,8 +41,21 @@ MAX_LOST = 5
 They are counted apart: a process plays many rollouts, and most of those that die with it are not
 the reason for its death. Where another rollout is known to be the reason, the loss is not counted.
 """
-_TOO_LONG = ("context length", "context_length", "max_model_len")
-"""Texts in errors of vLLM and of the OpenAI API for a prompt that does not fit the model."""
+_TOO_LONG = re.compile(
+    # OpenAI and most that follow it, vLLM, SGLang, llama.cpp, LM Studio, MiniMax, Atlas
+    r"context[ _-]?(?:length|window|size)|max_model_len|max_seq_len"
+    # Anthropic, Bedrock, Z.ai
+    r"|(?:prompt|input)(?: is)? too long"
+    # Gemini, GitHub, NIM, OpenRouter, Z.ai
+    r"|(?:prompt|input)[^.;]{0,40} exceeds (?:the )?(?:max|limit)"
+    # xAI; Groq and Cerebras; Moonshot; DashScope
+    r"|maximum prompt length|reduce the length of the messages|exceeded model token limit"
+    r"|range of input length"
+    # Text Generation Inference; Cohere
+    r"|`inputs` (?:tokens|must have less)|tokens in the prompt cannot exceed",
+    re.IGNORECASE,
+)
+"""How servers and providers say that a prompt does not fit the model."""
 _FINAL = (RolloutCrashError.__name__, RewardError.__name__)
 """Failures that another attempt would repeat."""
 FAILED_BY = "failed_by"
@@ -244,7 +257,7 @@ def is_too_long(error: Exception) -> bool:
 
 def says_too_long(text: str) -> bool:
     """Return whether an endpoint's error says that a prompt does not fit the model."""
-    return any(mark in text.lower() for mark in _TOO_LONG)
+    return _TOO_LONG.search(text) is not None
 
 
 def failure_text(error: Exception) -> str:

@@ -300,7 +300,8 @@ def _proxy_of(scheme: str, host: str) -> Proxy:
 
 
 _ADVICE = {
-    400: "the endpoint refuses this request (often a prompt too long, or a setting unknown there)",
+    # Words of its own, since those of a prompt that does not fit have a meaning.
+    400: "the endpoint refuses this request (often for its length, or for a setting unknown there)",
     401: "the API key is missing or was not accepted",
     403: "this API key may not use the model",
     404: "check the base URL (it usually ends in /v1) and the model name",

@@ -8,6 +8,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from hmac import compare_digest
 from typing import Protocol, cast
 from weakref import WeakValueDictionary
@@ -82,7 +83,7 @@ class Session:
         task = asyncio.get_running_loop().create_task(policy.answer(request))
         self._asking.add(task)
         try:
-            return await task
+            completion = await task
         except asyncio.CancelledError:
             # Two causes look the same here. If the client went away, the handler itself is being
             # canceled, which must go on. If only the task was canceled, the rollout has ended.
@@ -92,6 +93,13 @@ class Session:
             raise ended() from None
         finally:
             self._asking.discard(task)
+        said = completion.message
+        if request.takes_one_call and len(said.tool_calls) > 1:
+            # The whole answer was sampled and is recorded. A program that sends back its first call
+            # alone begins a new sample with that.
+            first = replace(said, tool_calls=said.tool_calls[:1])
+            completion = replace(completion, message=first)
+        return completion
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of prompt tokens of `request`; raises Refusal."""

@@ -311,11 +311,18 @@ async def _go_on(request: web.Request) -> None:
 
 
 async def _elsewhere(request: web.Request) -> web.StreamResponse:
+    asked = f"{request.method} {request.path.rpartition('/v1')[2] or '/'}"
+    why = (
+        "a program that uses another API of OpenAI (such as completions) has to be told to use "
+        "chat completions"
+    )
+    if "/v1/v1/" in request.path:
+        why = "the client adds /v1 to its address, so give it anthropic_base_url"
+    elif "/v1" not in request.path:
+        asked, why = f"{request.method} without /v1", "give the client base_url, which ends in /v1"
     raise Refusal(
-        f"there is no {request.method} {request.path.rpartition('/v1')[2] or '/'} here, only POST "
-        "/chat/completions, /responses and /messages, and GET /models behind the base_url of "
-        "episode.endpoint; a program that uses another API of OpenAI (such as completions) has to "
-        "be told to use chat completions, and a client of Anthropic takes anthropic_base_url",
+        f"there is no {asked} here, only POST /chat/completions, /responses and /messages, and GET "
+        f"/models behind the base_url of episode.endpoint; {why}",
         code="unknown_url",
         status=404,
     )

@@ -32,6 +32,8 @@ _FIELDS = {
     },
     "tool": {"role", "content", "tool_call_id", "name"},
 }
+_LABELS = {"cache_control", "cache_breakpoint"}
+"""Fields of any message that tell a provider what to cache, and the model nothing."""
 _PART_FIELDS = {"type", "text", "annotations", "cache_control"}
 _CALL_FIELDS = {"id", "type", "function", "index"}
 _FUNCTION_FIELDS = {"name", "arguments"}
@@ -45,8 +47,10 @@ def read_messages(plain: object) -> tuple[Message, ...]:
     """
     messages, calls, results = list[Message](), list[str](), list[Message]()
     waiting = Counter[str]()
-    for one, where in _listed(plain):
-        message = _message(one, where)
+    listed = _listed(plain)
+    speaker = _only_speaker(listed)
+    for one, where in listed:
+        message = _message(one, where, speaker)
         if message.tool_call_id is None:
             _require_results(waiting, f"{where} ({message.role})")
             messages += [*_in_order(results, calls), message]
@@ -106,22 +110,33 @@ def _listed(plain: object) -> list[tuple[object, str]]:
     return [(one, f"messages[{number}]") for number, one in enumerate(messages)]
 
 
-def _message(plain: object, where: str) -> Message:
+def _only_speaker(listed: list[tuple[object, str]]) -> object:
+    """Return the name that all messages of the assistant have; None if they tell any apart."""
+    said = [cast(dict[str, Any], one) for one, _ in listed if isinstance(one, dict)]
+    names = {one.get("name") for one in said if one.get("role") == "assistant"}
+    return names.pop() if len(names) == 1 else None
+
+
+def _message(plain: object, where: str, speaker: object) -> Message:
     fields, role = _fields_and_role(plain, where)
+    call_id = fields.get("tool_call_id")
+    if role == "tool" and not isinstance(call_id, str):
+        raise wrong(f"{where}.tool_call_id", "the id of the call that is answered", call_id)
     for name, value in fields.items():
-        if name not in _FIELDS[role] and not _adds_nothing(value, fields):
+        if name not in _FIELDS[role] | _LABELS and not _adds_nothing(value, fields):
+            if name == "name" and value in (fields["role"], speaker):
+                continue
             if name == "name":
                 raise unsupported(
                     f"{where}.name",
                     "templates do not show names, so the model would not see it; begin the content "
-                    "with it, such as 'Ann: ...', and leave it out",
+                    "with it, such as 'Ann: ...', and leave it out. In AutoGen: "
+                    "OpenAIChatCompletionClient(..., include_name_in_message=False), in teams with "
+                    "add_name_prefixes=True as well",
                 )
             raise _unseen(f"{where}.{name}", _FIELDS[role], f"a {role} message")
     if role == "assistant":
         return _assistant(fields, where)
-    call_id = fields.get("tool_call_id")
-    if role == "tool" and not isinstance(call_id, str):
-        raise wrong(f"{where}.tool_call_id", "the id of the call that is answered", call_id)
     return Message(
         role=role, content=_text(fields.get("content"), f"{where}.content"), tool_call_id=call_id
     )

@@ -7,7 +7,7 @@ rollouts of an environment hold the records of their policies.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from operator import eq
@@ -137,26 +137,54 @@ class Recorder:
 
     def heard(self, asked: Sequence[Message], completion: Completion) -> None:
         """Record a program's request at the endpoint, and its answer."""
-        said = self._continued(asked)
+        said, asked = self._continued(asked)
         if said is None:
             self._conversations.append([*asked, completion.message])
             return
         self.leaves_out_thinking |= any(map(_lost_thinking, said, asked))
         said += (*asked[len(said) :], completion.message)
 
-    def _continued(self, asked: Sequence[Message]) -> list[Message] | None:
-        """Return the conversation that `asked` goes on from; None if it goes on from none.
+    def _continued(
+        self, asked: Sequence[Message]
+    ) -> tuple[list[Message] | None, Sequence[Message]]:
+        """Return the conversation that `asked` goes on from, and `asked` with the ids of its calls.
+
+        None if it goes on from none.
 
         Several may be the same but for their form, such as those of a program that asked the same
         thing twice. The longest is taken, of these the one with the most messages that came back
         as they were, and of these the latest, which the tokens of training go on from too.
         """
-        fitting = [
-            said
-            for said in reversed(self._conversations)
-            if len(said) <= len(asked) and all(map(_is_same, said, asked))
-        ]
-        return max(fitting, key=lambda said: (len(said), sum(map(eq, said, asked))), default=None)
+        shorter = [said for said in reversed(self._conversations) if len(said) <= len(asked)]
+        fitting = [(said, asked) for said in shorter if all(map(_is_same, said, asked))]
+        if not fitting:
+            renamed = ((said, _with_ids_of(said, asked)) for said in shorter)
+            fitting = [(said, sent) for said, sent in renamed if all(map(_is_same, said, sent))]
+        return max(
+            fitting,
+            key=lambda one: (len(one[0]), sum(map(eq, *one))),
+            default=(None, asked),
+        )
+
+
+def _with_ids_of(said: Sequence[Message], asked: Sequence[Message]) -> Sequence[Message]:
+    """Return `asked` with the ids that its calls have in `said`; some programs write their own."""
+    ids: dict[str | None, str] = {}
+    for known, sent in zip(said, asked, strict=False):
+        ids |= {
+            theirs.id: ours.id
+            for ours, theirs in zip(known.tool_calls, sent.tool_calls, strict=False)
+        }
+    return [
+        replace(
+            one,
+            tool_calls=tuple(
+                replace(call, id=ids.get(call.id, call.id)) for call in one.tool_calls
+            ),
+            tool_call_id=ids.get(one.tool_call_id, one.tool_call_id),
+        )
+        for one in asked
+    ]
 
 
 def _is_same(known: Message, sent: Message) -> bool:
@@ -409,7 +437,7 @@ class RecordedEnvironment:
         """`note` is called once with each remark for the author of the environment."""
         self._client = client
         self._note = note
-        self._has_noted = False
+        self._noted: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -422,14 +450,28 @@ class RecordedEnvironment:
             rollout = await self._client.play(request, policy)
         finally:
             policy.close()
-        if policy.recorder.leaves_out_thinking and not self._has_noted:
-            self._has_noted = True
-            self._note(
-                f"{self._client.name}: its program leaves out the thinking of earlier turns "
-                "(reasoning_content), so in training each later turn is a sample of its own; see "
-                "docs/how-to/bring-an-agent.md"
-            )
-        return as_recorded(rollout, policy)
+        recorded = as_recorded(rollout, policy)
+        for kind, text in _remarks(recorded, policy):
+            if kind not in self._noted:
+                self._noted.add(kind)
+                self._note(f"{self._client.name}: its program {text}")
+        return recorded
+
+
+def _remarks(rollout: Rollout, policy: RecordingPolicy) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of each remark about the program that played `rollout`."""
+    if policy.recorder.leaves_out_thinking:
+        yield (
+            "thinking",
+            "leaves out the thinking of earlier turns (reasoning_content), so in training each "
+            "later turn is a sample of its own; see docs/how-to/bring-an-agent.md",
+        )
+    is_kept = rollout.status is RolloutStatus.KEPT and not policy.recorder.is_out_of_context
+    if is_kept and policy.refusal:
+        yield (
+            "refusal",
+            f"went on after a request was refused, and its reward counts: {policy.refusal}",
+        )
 
 
 def recording(
@@ -468,7 +510,10 @@ def as_recorded(rollout: Rollout, policy: RecordingPolicy) -> Rollout:
         # A program that ends, or breaks, when it is told that its history is too long.
         return replace(rollout, stop_reason=StopReason.CONTEXT_LENGTH)
     if rollout.status is RolloutStatus.KEPT and not rollout.turns:
-        advice = "see that the program uses episode.endpoint, and what it printed"
+        advice = (
+            "see that the program uses episode.endpoint and no cache of earlier answers, and what "
+            "it printed"
+        )
         if policy.refusal:
             advice = f"{_REFUSED}: {policy.refusal}"
         text = (

@@ -19,16 +19,19 @@ LABELS = frozenset(
     {
         *("user", "metadata", "safety_identifier", "service_tier"),
         *("prompt_cache_key", "prompt_cache_retention"),
+        # Each request of a rollout has a seed of its own: with that of a program, the rollouts of
+        # a group would all be the same.
+        "seed",
     }
 )
-"""Parameters that label a request and never change its answer."""
+"""Parameters that never change what is sampled."""
 
 _CONSTRAINED = (
     "tokens sampled under a constraint have other log-probs than the model in training gives them"
 )
 _FREE_CHOICE = (
     "use 'auto', and say in the prompt which tool to call. A library that always asks for a call "
-    "can be told: in smolagents, OpenAIModel(..., tool_choice='auto')"
+    "can be told: in smolagents, OpenAIModel(..., tool_choice='auto'); in instructor, Mode.MD_JSON"
 )
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 _ALL_TOKENS = "training learns the plain softmax at a temperature"
@@ -45,17 +48,9 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda form: form == {"type": "text"},
         f"{_CONSTRAINED}; ask for the format in the prompt and check the answer",
     ),
-    "seed": (
-        lambda _: False,
-        "with a seed the rollouts of a group would all be the same and teach nothing; leave it out",
-    ),
     "echo": (lambda echo: echo is False, "the prompt is not repeated; leave it out"),
     "logprobs": (lambda asked: asked is False, "they are recorded for training; leave it out"),
     "top_logprobs": (lambda n: n == 0, "only sampled tokens have log-probs here; leave it out"),
-    "parallel_tool_calls": (
-        lambda allowed: allowed is True,
-        f"{_CONSTRAINED}; leave it out, and answer every call of a turn",
-    ),
     "store": (lambda store: store is False, "the run records every turn; leave it out"),
     "modalities": (lambda kinds: kinds == ["text"], _TEXT_ALONE),
     "audio": (lambda _: False, _TEXT_ALONE),
@@ -64,6 +59,7 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "function_call": (lambda _: False, "this is the old form; use tools"),
     "reasoning_effort": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
     "verbosity": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
+    "thinking": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
     "chat_template": (lambda _: False, f"{_ONE_TEMPLATE} as chat_template"),
     "chat_template_kwargs": (lambda _: False, f"{_ONE_TEMPLATE}, and leave it out"),
     "web_search_options": (lambda _: False, "there is no search; bring it as a tool"),
@@ -75,6 +71,7 @@ NEUTRAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 READ = frozenset(
     {
         *("model", "messages", "stream", "stream_options", "tools", "tool_choice"),
+        "parallel_tool_calls",
         *("max_tokens", "max_completion_tokens", "temperature", "stop"),
         "include_stop_str_in_output",
         *("top_p", "top_k", "min_p", "repetition_penalty"),
@@ -90,6 +87,8 @@ class ChatRequest:
     messages: tuple[Message, ...]
     sampling: Sampling
     tools: tuple[dict[str, JsonValue], ...] = ()
+    takes_one_call: bool = False
+    """Whether the program gets only the first call of an answer, however many are sampled."""
     stream: bool = False
     include_usage: bool = False
     """Whether the last chunk of a stream reports the numbers of tokens."""
@@ -105,12 +104,15 @@ def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
     _require_known(given)
     stream = flag(given, "stream")
     tools = read_tools(given.get("tools", []))
-    _require_free_choice(given.get("tool_choice", "auto"), has_tools=bool(tools))
+    choice = given.get("tool_choice", "auto")
+    _require_free_choice(choice)
     return ChatRequest(
         model=model,
         messages=read_messages(given.get("messages")),
         sampling=_sampling(given, own),
-        tools=tools,
+        # A model that must not call a tool is not shown any.
+        tools=() if choice == "none" else tools,
+        takes_one_call=not flag(given, "parallel_tool_calls", default=True),
         stream=stream,
         include_usage=include_usage(given.get("stream_options"), stream=stream),
     )
@@ -143,7 +145,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
             raise unknown("parameter", name, [*READ, *NEUTRAL, *LABELS])
 
 
-_FLAGS = frozenset({"echo", "logprobs", "parallel_tool_calls", "store", "ignore_eos"})
+_FLAGS = frozenset({"echo", "logprobs", "store", "ignore_eos"})
 """Parameters of `NEUTRAL` with a boolean neutral value: in Python 1 == True, but not in JSON."""
 
 
@@ -219,19 +221,17 @@ def read_tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
     return tuple(cast(list[dict[str, JsonValue]], plain))
 
 
-def _require_free_choice(choice: object, *, has_tools: bool) -> None:
-    if choice == "auto" or (choice == "none" and not has_tools):
+def _require_free_choice(choice: object) -> None:
+    if choice in ("auto", "none"):
         return
-    if choice == "none":
-        raise unsupported("tool_choice", f"{_CONSTRAINED}; leave tools out instead")
     if choice == "required" or isinstance(choice, dict):
         raise unsupported("tool_choice", f"{_CONSTRAINED}; {_FREE_CHOICE}")
     raise wrong("tool_choice", "'auto' or 'none'", choice)
 
 
-def flag(given: Mapping[str, Any], name: str) -> bool:
-    """Return whether `name` is given as true."""
-    value = given.get(name, False)
+def flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """Return the truth value of `name`, or `default` if it is not given."""
+    value = given.get(name, default)
     if not isinstance(value, bool):
         raise wrong(name, "true or false", value)
     return value

@@ -40,7 +40,8 @@ thinks."""
 _LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log-probs."""
 _REFUSED = {
-    "previous_response_id": "nothing is stored; send the whole history as input",
+    "previous_response_id": "nothing is stored; send the whole history as input. A library does so "
+    "with store=False (agent-framework) or use_previous_response_id=False (langchain)",
     "conversation": "nothing is stored; send the whole history as input",
     "prompt": "nothing is stored; send the messages as input",
     "background": "an answer is waited for; leave it out",

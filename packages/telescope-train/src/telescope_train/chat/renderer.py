@@ -10,6 +10,7 @@ from base64 import b32encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 import orjson
@@ -296,8 +297,9 @@ def _with_ids(
     found: list[ToolCall] = []
     salt = repr(list(sampled)) if calls else ""
     for number, call in enumerate(calls):
-        made = _call_id(f"{len(messages)} {number} {salt}")
-        call_id = call.id if call.id and call.id not in used else made
+        places = (f"{place} {number} {salt}" for place in count(len(messages)))
+        ids = chain([call.id] if call.id else [], map(_call_id, places))
+        call_id = next(one for one in ids if one not in used)
         used.add(call_id)
         found.append(ToolCall(id=call_id, name=call.name, arguments=call.arguments))
     return tuple(found)

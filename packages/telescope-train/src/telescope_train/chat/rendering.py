@@ -90,7 +90,8 @@ class Rendering:
             roles = ", ".join(message.role for message in messages)
             raise ConfigError(
                 f"the model's chat template refuses a conversation of {roles}: {error}; change "
-                "what the environment sends, or set chat_template to a template that accepts it"
+                "what the environment or its program sends, or set chat_template to a template "
+                "that accepts it"
             ) from None
 
     def _apply(

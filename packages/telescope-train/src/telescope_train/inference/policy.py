@@ -268,11 +268,14 @@ class TokenPolicy(RecordingPolicy):
             return sampling
         if self.turns and num_prompt_tokens < limit:
             return replace(sampling, max_tokens=limit - num_prompt_tokens)
-        advice = "" if num_prompt_tokens >= limit else "lower max_tokens or "
+        advice = "send a shorter history" if self.turns else "shorten the prompt"
+        if num_prompt_tokens < limit:
+            advice = "lower max_tokens"
+        # Some libraries know by the first words that they have to shorten the history.
         raise ContextLengthError(
-            f"a prompt of {num_prompt_tokens} tokens and max_tokens = {sampling.max_tokens} need "
-            f"{num_prompt_tokens + sampling.max_tokens} tokens, but max_model_len is {limit}; "
-            f"{advice}raise max_model_len"
+            f"this model's maximum context length is {limit} tokens (max_model_len), but a prompt "
+            f"of {num_prompt_tokens} tokens and max_tokens = {sampling.max_tokens} need "
+            f"{num_prompt_tokens + sampling.max_tokens}; {advice} or raise max_model_len"
         )
 
 
