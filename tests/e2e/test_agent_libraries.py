@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,15 @@ from scripted_pool import ScriptedPool, make_renderer
 pytestmark = pytest.mark.engine
 
 PROGRAMS = Path(__file__).parent / "agents" / "programs.py"
-REQUIREMENTS = Path(__file__).parent / "agents" / "requirements.txt"
+REQUIREMENTS = PROGRAMS.with_name("requirements.txt")
+MORE_REQUIREMENTS = PROGRAMS.with_name("more_requirements.txt")
+NOTHING_ELSEWHERE = {
+    "AGNO_TELEMETRY": "false",
+    "HAYSTACK_TELEMETRY_ENABLED": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OTEL_SDK_DISABLED": "true",
+}
+"""What keeps the libraries from asking for anything outside this machine."""
 SAMPLING = Sampling(max_tokens=400, temperature=0.9)
 NUM_SAMPLES = {
     "litellm": 1,
@@ -36,12 +45,23 @@ NUM_SAMPLES = {
     "smolagents": 3,
 }
 """Library -> training samples of a rollout of three turns with thinking."""
+MORE_SAMPLES = {
+    "adk": 1,
+    "agent_framework": 3,
+    "agentscope": 3,
+    "agno": 3,
+    "autogen": 3,
+    "haystack": 3,
+    "langchain": 3,
+    "llama_index": 3,
+    "strands": 3,
+}
+"""The same of libraries that are tried less often."""
 
 
-@pytest.fixture(scope="session")
-def agents_python() -> Path:
-    """Return the interpreter of the libraries, which is made once for each set of versions."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+def python_with(requirements: Path) -> Path:
+    """Return an interpreter with these packages, which is made once for each set of versions."""
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     own = Path(sys.prefix)
     place, python = own / f"agents-{digest}", own / f"agents-{digest}" / "bin" / "python"
     with (own / "agents.lock").open("w") as lock:
@@ -52,7 +72,7 @@ def agents_python() -> Path:
             made = [*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(place)]
             subprocess.run(made, check=True, timeout=120)
             installed = [*uv, "pip", "install", "--quiet", "--python", str(python)]
-            subprocess.run([*installed, "-r", str(REQUIREMENTS)], check=True, timeout=600)
+            subprocess.run([*installed, "-r", str(requirements)], check=True, timeout=600)
             (place / "complete").touch()
     return python
 
@@ -77,6 +97,7 @@ async def answers_of(python: Path, library: str, *endpoints: ChatEndpoint) -> li
     process = await asyncio.create_subprocess_exec(
         *(str(python), str(PROGRAMS), library),
         *(word for one in endpoints for word in (one.base_url, one.api_key, one.model)),
+        env=os.environ | NOTHING_ELSEWHERE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -107,17 +128,26 @@ async def opened():
     await gateway.close()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("library", sorted(MORE_SAMPLES))
+async def test_further_libraries_are_trained_on_and_recorded_in_an_eval(opened, library):
+    await play(python_with(MORE_REQUIREMENTS), opened, library)
+
+
 @pytest.mark.parametrize("library", sorted(NUM_SAMPLES))
-async def test_three_turns_with_tools_are_trained_on_and_recorded_in_an_eval(
-    agents_python, opened, library
-):
+async def test_three_turns_with_tools_are_trained_on_and_recorded_in_an_eval(opened, library):
+    await play(python_with(REQUIREMENTS), opened, library)
+
+
+async def play(python, opened, library):
+    """Let the program of a library add in training and in an eval, and look at both records."""
     trained, behind = opened(library, 0), opened(library, 1)
     served = behind.endpoint
     client = ChatClient(served.base_url, served.model, api_key=served.api_key)
     async with forwarding(client) as policies:
         evaluated = policies.policy("0/0", SAMPLING)
         endpoints = (trained.endpoint, evaluated.endpoint)
-        assert await answers_of(agents_python, library, *endpoints) == ["10", "10"]
+        assert await answers_of(python, library, *endpoints) == ["10", "10"]
         evaluated.close()
     await client.close()
     require_trained(library, trained)
@@ -131,10 +161,12 @@ def require_trained(library, policy) -> None:
         environment="sums", example_id="e", group_id="g", index=0, turns=tuple(policy.turns)
     )
     samples = samples_from_rollout(rollout, 1.0, 1.0)
-    assert len(samples) == NUM_SAMPLES[library]
+    assert len(samples) == (NUM_SAMPLES | MORE_SAMPLES)[library]
     sampled = sum(len(turn.completion.completion_ids) for turn in policy.turns)
     assert sum(int(sample.mask.sum()) for sample in samples) == sampled
-    assert policy.recorder.leaves_out_thinking is (library in ("langgraph", "openai_agents"))
+    # smolagents sends the turns back as other messages, which is another conversation.
+    leaves_out = len(samples) > 1 and library != "smolagents"
+    assert policy.recorder.leaves_out_thinking is leaves_out
 
 
 def require_recorded(library, policy, behind) -> None:

@@ -105,7 +105,10 @@ def read_request(body: object, own: Sampling, *, model: str) -> ChatRequest:
     stream = flag(given, "stream")
     tools = read_tools(given.get("tools", []))
     choice = given.get("tool_choice", "auto")
-    _require_free_choice(choice)
+    if choice == "required" or isinstance(choice, dict):
+        raise unsupported("tool_choice", f"{_CONSTRAINED}; {_FREE_CHOICE}")
+    if choice not in ("auto", "none"):
+        raise wrong("tool_choice", "'auto' or 'none'", choice)
     return ChatRequest(
         model=model,
         messages=read_messages(given.get("messages")),
@@ -219,14 +222,6 @@ def read_tools(plain: object) -> tuple[dict[str, JsonValue], ...]:
                 form = "{'type': 'function', 'function': {'name': ...}}"
                 raise wrong(f"tools[{number}]", form, one)
     return tuple(cast(list[dict[str, JsonValue]], plain))
-
-
-def _require_free_choice(choice: object) -> None:
-    if choice in ("auto", "none"):
-        return
-    if choice == "required" or isinstance(choice, dict):
-        raise unsupported("tool_choice", f"{_CONSTRAINED}; {_FREE_CHOICE}")
-    raise wrong("tool_choice", "'auto' or 'none'", choice)
 
 
 def flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
