@@ -656,9 +656,9 @@ async def test_a_program_that_copes_with_a_refusal_is_scored():
         )
 
     script = (lambda body: (400, "maximum context length is 8 tokens")), reply("fine")
-    async with evaluated(program, *script) as (_, result, row, _):
+    async with evaluated(program, *script) as (_, result, row, notes):
         pass
-    assert (row.reward, row.num_turns, result.num_failed) == (1.0, 1, 0)
+    assert (row.reward, row.num_turns, result.num_failed, notes) == (1.0, 1, 0, [])
 
 
 async def test_an_endpoint_that_fails_fails_the_rollout_even_where_the_program_goes_on():

@@ -112,9 +112,9 @@ def _listed(plain: object) -> list[tuple[object, str]]:
 
 def _only_speaker(listed: list[tuple[object, str]]) -> object:
     """Return the name that all messages of the assistant have; None if they tell any apart."""
-    said = [cast(dict[str, Any], one) for one, _ in listed if isinstance(one, dict)]
-    names = {one.get("name") for one in said if one.get("role") == "assistant"}
-    return names.pop() if len(names) == 1 else None
+    fields = [cast(dict[str, Any], one) for one, _ in listed if isinstance(one, dict)]
+    names = [one.get("name") for one in fields if one.get("role") == "assistant"]
+    return names[0] if names and all(name == names[0] for name in names) else None
 
 
 def _message(plain: object, where: str, speaker: object) -> Message:

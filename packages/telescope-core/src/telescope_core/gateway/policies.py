@@ -29,6 +29,7 @@ from telescope_core.base.retries import (
     as_failed,
     failed_by,
     is_too_long,
+    says_too_long,
 )
 from telescope_core.base.seeds import ENDPOINT_BITS, TurnSeeds
 from telescope_core.base.types import (
@@ -149,7 +150,7 @@ class Recorder:
     ) -> tuple[list[Message] | None, Sequence[Message]]:
         """Return the conversation that `asked` goes on from, and `asked` with the ids of its calls.
 
-        None if it goes on from none.
+        The first is None if `asked` goes on from none.
 
         Several may be the same but for their form, such as those of a program that asked the same
         thing twice. The longest is taken, of these the one with the most messages that came back
@@ -158,8 +159,9 @@ class Recorder:
         shorter = [said for said in reversed(self._conversations) if len(said) <= len(asked)]
         fitting = [(said, asked) for said in shorter if all(map(_is_same, said, asked))]
         if not fitting:
-            renamed = ((said, _with_ids_of(said, asked)) for said in shorter)
-            fitting = [(said, sent) for said, sent in renamed if all(map(_is_same, said, sent))]
+            sent = ((said, _with_ids_of(said, asked)) for said in shorter)
+            renamed = [(said, theirs) for said, theirs in sent if theirs is not asked]
+            fitting = [one for one in renamed if all(map(_is_same, *one))]
         return max(
             fitting,
             key=lambda one: (len(one[0]), sum(map(eq, *one))),
@@ -171,10 +173,10 @@ def _with_ids_of(said: Sequence[Message], asked: Sequence[Message]) -> Sequence[
     """Return `asked` with the ids that its calls have in `said`; some programs write their own."""
     ids: dict[str | None, str] = {}
     for known, sent in zip(said, asked, strict=False):
-        ids |= {
-            theirs.id: ours.id
-            for ours, theirs in zip(known.tool_calls, sent.tool_calls, strict=False)
-        }
+        pairs = zip(known.tool_calls, sent.tool_calls, strict=False)
+        ids |= {theirs.id: ours.id for ours, theirs in pairs if theirs.id != ours.id}
+    if not ids:
+        return asked
     return [
         replace(
             one,
@@ -466,8 +468,9 @@ def _remarks(rollout: Rollout, policy: RecordingPolicy) -> Iterator[tuple[str, s
             "leaves out the thinking of earlier turns (reasoning_content), so in training each "
             "later turn is a sample of its own; see docs/how-to/bring-an-agent.md",
         )
-    is_kept = rollout.status is RolloutStatus.KEPT and not policy.recorder.is_out_of_context
-    if is_kept and policy.refusal:
+    # One that shortens its history when it is told to does what it should.
+    is_told_to_shorten = says_too_long(policy.refusal)
+    if rollout.status is RolloutStatus.KEPT and policy.refusal and not is_told_to_shorten:
         yield (
             "refusal",
             f"went on after a request was refused, and its reward counts: {policy.refusal}",
