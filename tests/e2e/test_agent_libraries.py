@@ -48,6 +48,7 @@ NUM_SAMPLES = {
 MORE_SAMPLES = {
     "adk": 1,
     "agent_framework": 3,
+    "agent_framework_responses": 1,
     "agentscope": 3,
     "agno": 3,
     "autogen": 3,

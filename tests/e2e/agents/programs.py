@@ -142,6 +142,16 @@ async def with_agent_framework(base_url: str, api_key: str, model: str) -> str:
     return (await agent.run(TASK)).text
 
 
+async def with_agent_framework_responses(base_url: str, api_key: str, model: str) -> str:
+    from agent_framework import Agent
+    from agent_framework.openai import OpenAIChatClient
+
+    # Its turns name the answer before them, and do not send it back.
+    client = OpenAIChatClient(model=model, api_key=api_key, base_url=base_url)
+    agent = Agent(client=client, instructions="You add.", tools=[add])
+    return (await agent.run(TASK)).text
+
+
 async def with_agentscope(base_url: str, api_key: str, model: str) -> str:
     from agentscope.agent import Agent
     from agentscope.credential import OpenAICredential

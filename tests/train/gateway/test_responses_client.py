@@ -22,7 +22,7 @@ from test_openai_client import TWO_CALLS, client_of
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import read_request
 from telescope_core.gateway.responses_reply import response_json
-from telescope_core.gateway.responses_request import read_responses
+from telescope_core.gateway.responses_request import MAX_KEPT, read_responses
 from telescope_core.types import Completion, Message, Sampling, ToolCall
 from telescope_train.chat.formats import same_message
 
@@ -147,8 +147,51 @@ async def test_the_client_gets_the_refusal_and_nothing_is_asked(serve):
     rollout = serve("2")
     async with client_of(rollout) as client:
         with pytest.raises(openai.BadRequestError, match="send the whole history") as refused:
-            await asked(client, input="hi", previous_response_id="resp_1")
-    assert (refused.value.param, rollout.policy.turns) == ("previous_response_id", [])
+            await asked(client, input="hi", conversation="conv_1")
+    assert (refused.value.param, rollout.policy.turns) == ("conversation", [])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("repeats_calls", [False, True])
+async def test_a_program_may_name_the_answer_before(serve, streamed, repeats_calls):
+    """Thinking is kept with it, so the turns are one sample; instructions are those of each."""
+    calls = f"<think>hm</think>so{TWO_CALLS}"
+    rollout = serve(lambda prompt: "<think>ha</think>done" if "sum" in prompt else calls)
+    own = {"tools": TOOLS, "instructions": "You add.", "streamed": streamed}
+    async with client_of(rollout) as client:
+        first = await asked(client, input="1+1=", **own)
+        made = [one for one in packed(first.output) if one["type"] == "function_call"]
+        results = [
+            {"type": "function_call_output", "call_id": one["call_id"], "output": "sum"}
+            for one in made
+        ]
+        more = [*made, *results] if repeats_calls else results
+        second = await asked(client, input=more, previous_response_id=first.id, **own)
+        third = await asked(client, input="sure?", previous_response_id=second.id, **own)
+        (conversation,) = rollout.policy.recorder.conversations
+        assert [one.role for one in conversation] == [
+            *("system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant")
+        ]
+        require_trained_once(rollout, 1)
+        branch = {"input": "really?", "previous_response_id": second.id, "streamed": streamed}
+        fourth = await asked(client, tools=TOOLS, **branch)
+    assert [one.output_text for one in (second, third, fourth)] == ["done"] * 3
+    said = rollout.policy.recorder.conversations[1]
+    assert [said[0].role, said[-2].content] == ["user", "really?"]
+
+
+async def test_answers_are_named_while_they_are_kept(serve):
+    rollout = serve("2")
+    async with client_of(rollout) as client:
+        unkept = await asked(client, input="hi", store=False)
+        kept = [await asked(client, input="hi") for _ in range(MAX_KEPT + 1)]
+        for gone in (unkept.id, kept[0].id, "resp_1"):
+            with pytest.raises(openai.BadRequestError, match="the last 16 of a rollout") as refused:
+                await asked(client, input="hi", previous_response_id=gone)
+            assert refused.value.code == "previous_response_not_found"
+        with pytest.raises(openai.BadRequestError, match="input must be text, or a list"):
+            await asked(client, input=3, previous_response_id=kept[1].id)
+        assert (await asked(client, input="?", previous_response_id=kept[1].id)).output_text == "2"
 
 
 def read(**fields):

@@ -29,7 +29,12 @@ from telescope_core.gateway.listener import (
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import OLDER_VERSION, ChatRequest, read_request
 from telescope_core.gateway.responses_reply import response_events, response_json
-from telescope_core.gateway.responses_request import read_responses
+from telescope_core.gateway.responses_request import (
+    MAX_KEPT,
+    input_items,
+    read_responses,
+    with_history,
+)
 
 
 class Answering(Protocol):
@@ -67,6 +72,8 @@ class Session:
         self.endpoint = endpoint
         self.has_older = has_older
         self.is_open = True
+        self.responses: dict[str, tuple[object, ...]] = {}
+        """Id of an answer in the Responses API -> the items up to it and its own; the latest."""
         self.refusal = ""
         """Why a request was refused, the last one; empty = none was."""
 
@@ -203,11 +210,24 @@ class Gateway:
         return answer_chat(completion, asked, model=asked.model or self._model)
 
     async def _respond(self, request: web.Request) -> web.Response:
-        session, asked = await self._asked(request, read_responses)
-        completion = await session.complete(asked)
-        if asked.stream:
-            return answer_events(response_events(completion, model=self._model))
-        return answer_json(response_json(completion, model=self._model))
+        items: list[object] = []
+        session = self._session(request)
+
+        def read(body: object, chat: Callable[[object], ChatRequest]) -> ChatRequest:
+            whole = with_history(body, session.responses)
+            asked = read_responses(whole, chat)
+            given = cast(dict[str, object], whole)
+            if given.get("store") is not False:
+                items.extend(input_items(given.get("input")))
+            return asked
+
+        _, asked = await self._asked(request, read)
+        answer = response_json(await session.complete(asked), model=self._model)
+        if items:
+            session.responses[answer["id"]] = (*items, *answer["output"])
+            while len(session.responses) > MAX_KEPT:
+                session.responses.pop(next(iter(session.responses)))
+        return answer_events(response_events(answer)) if asked.stream else answer_json(answer)
 
     async def _message(self, request: web.Request) -> web.Response:
         session, asked = await self._asked(request, read_anthropic)

@@ -37,9 +37,8 @@ def response_json(completion: Completion, *, model: str) -> dict[str, Any]:
     }
 
 
-def response_events(completion: Completion, *, model: str) -> bytes:
-    """Return the same answer as the events of a stream."""
-    whole = response_json(completion, model=model)
+def response_events(whole: dict[str, Any]) -> bytes:
+    """Return the answer of `response_json` as the events of a stream."""
     begun: dict[str, Any] = {
         **whole,
         "status": "in_progress",

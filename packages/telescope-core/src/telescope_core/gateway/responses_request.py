@@ -1,12 +1,12 @@
 """Convert a request of OpenAI's Responses API into the equivalent chat request.
 
-Nothing is stored between requests: a program must send its whole history as `input`. Fields without
-an equivalent in the chat API are refused by name.
+A program sends its whole history as `input`, or names the answer before with
+`previous_response_id`. Fields without an equivalent in the chat API are refused by name.
 """
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from telescope_core.gateway.as_chat import (
@@ -19,6 +19,8 @@ from telescope_core.gateway.as_chat import (
 from telescope_core.gateway.refusal import Refusal, is_empty, unknown, unsupported, wrong
 from telescope_core.gateway.request import ChatRequest
 
+MAX_KEPT = 16
+"""Answers of a rollout that later requests may name; programs name the latest of each branch."""
 THINKING_MARK = "telescope:"
 """Prefix of the `encrypted_content` of thinking; the text follows it in base64."""
 _NAMES = {
@@ -40,8 +42,6 @@ thinks."""
 _LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log-probs."""
 _REFUSED = {
-    "previous_response_id": "nothing is stored; send the whole history as input. A library does so "
-    "with store=False (agent-framework) or use_previous_response_id=False (langchain)",
     "conversation": "nothing is stored; send the whole history as input",
     "prompt": "nothing is stored; send the messages as input",
     "background": "an answer is waited for; leave it out",
@@ -56,6 +56,50 @@ _MESSAGE_FIELDS = ("type", "role", "content", "id", "status", "phase")
 _CALL_FIELDS = ("type", "call_id", "name", "arguments", "id", "status")
 _RESULT_FIELDS = ("type", "call_id", "output", "id", "status")
 _THINKING_FIELDS = ("type", "id", "summary", "content", "encrypted_content", "status")
+
+
+def with_history(body: object, kept: Mapping[str, Sequence[object]]) -> object:
+    """Return `body` with the whole history as `input`; raises Refusal.
+
+    `kept`: id of an answer -> the items up to it and its own.
+    """
+    if not isinstance(body, dict):
+        return body
+    given = dict(cast(dict[str, Any], body))
+    if (name := given.pop("previous_response_id", None)) is None:
+        return given
+    if not isinstance(name, str) or name not in kept:
+        raise Refusal(
+            f"previous_response_id: there is no answer {name!r:.80} here; the last {MAX_KEPT} of a "
+            "rollout that were not asked for with store = false are kept. Send the whole history "
+            "as input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    known = {_identity(one) for one in kept[name]} - {None}
+    # Some programs repeat the calls of the answer before their results.
+    new = [one for one in input_items(given.get("input")) if _identity(one) not in known]
+    return {**given, "input": [*kept[name], *new]}
+
+
+def input_items(plain: object) -> list[object]:
+    """Return the items of an `input`, which may be text."""
+    if isinstance(plain, str):
+        return [{"role": "user", "content": plain}]
+    if not isinstance(plain, list):
+        raise wrong("input", "text, or a list of at least one item", plain)
+    return cast(list[object], plain)
+
+
+def _identity(item: object) -> object:
+    """Return what an item of an answer is known by; None for one of the program's own."""
+    match item:
+        case {"type": "function_call", "call_id": str(call_id)}:
+            return "call", call_id
+        case {"type": "message" | "reasoning", "id": str(name)}:
+            return name
+        case _:
+            return None
 
 
 def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
