@@ -100,6 +100,7 @@ REFUSED = [
     ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text alone"),
     ({"messages": [{"role": "user", "content": "x", "name": "Al"}]}, "messages[0].name", "begin"),
     ({"messages": [said(name="Al"), said(name="Bo")]}, "messages[0].name", "begin the content"),
+    ({"messages": [*ASK, said(name="Al"), {**ASK[0], "name": "Al"}]}, "messages[2].name", "begin"),
     ({"messages": [said(name=["Al"]), said(name="Al")]}, "messages[0].name", "begin"),
     ({"messages": [said(name="Al"), said()]}, "messages[0].name", "include_name_in_message=False"),
     ({"messages": [*ASK, result("nobody")]}, "messages[1].tool_call_id", "are none"),

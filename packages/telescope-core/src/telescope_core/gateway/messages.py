@@ -123,18 +123,18 @@ def _message(plain: object, where: str, speaker: object) -> Message:
     if role == "tool" and not isinstance(call_id, str):
         raise wrong(f"{where}.tool_call_id", "the id of the call that is answered", call_id)
     for name, value in fields.items():
-        if name not in _FIELDS[role] | _LABELS and not _adds_nothing(value, fields):
-            if name == "name" and value in (fields["role"], speaker):
-                continue
-            if name == "name":
-                raise unsupported(
-                    f"{where}.name",
-                    "templates do not show names, so the model would not see it; begin the content "
-                    "with it, such as 'Ann: ...', and leave it out. In AutoGen: "
-                    "OpenAIChatCompletionClient(..., include_name_in_message=False), in teams with "
-                    "add_name_prefixes=True as well",
-                )
+        if name in _FIELDS[role] or name in _LABELS or _adds_nothing(value, fields):
+            continue
+        if name != "name":
             raise _unseen(f"{where}.{name}", _FIELDS[role], f"a {role} message")
+        if value not in (fields["role"], speaker if role == "assistant" else None):
+            raise unsupported(
+                f"{where}.name",
+                "templates do not show names, so the model would not see it; begin the content "
+                "with it, such as 'Ann: ...', and leave it out. In AutoGen: "
+                "OpenAIChatCompletionClient(..., include_name_in_message=False), in teams with "
+                "add_name_prefixes=True as well",
+            )
     if role == "assistant":
         return _assistant(fields, where)
     return Message(
