@@ -9,6 +9,7 @@ import secrets
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hmac import compare_digest
 from typing import Protocol, cast
 from weakref import WeakValueDictionary
@@ -29,12 +30,7 @@ from telescope_core.gateway.listener import (
 from telescope_core.gateway.refusal import Refusal
 from telescope_core.gateway.request import OLDER_VERSION, ChatRequest, read_request
 from telescope_core.gateway.responses_reply import response_events, response_json
-from telescope_core.gateway.responses_request import (
-    MAX_KEPT,
-    input_items,
-    read_responses,
-    with_history,
-)
+from telescope_core.gateway.responses_request import MAX_KEPT, read_responses
 
 
 class Answering(Protocol):
@@ -210,48 +206,40 @@ class Gateway:
         return answer_chat(completion, asked, model=asked.model or self._model)
 
     async def _respond(self, request: web.Request) -> web.Response:
-        items: list[object] = []
         session = self._session(request)
-
-        def read(body: object, chat: Callable[[object], ChatRequest]) -> ChatRequest:
-            whole = with_history(body, session.responses)
-            asked = read_responses(whole, chat)
-            given = cast(dict[str, object], whole)
-            if given.get("store") is not False:
-                items.extend(input_items(given.get("input")))
-            return asked
-
-        _, asked = await self._asked(request, read)
+        asked = await self._asked(session, request, partial(read_responses, kept=session.responses))
         answer = response_json(await session.complete(asked), model=self._model)
-        if items:
-            session.responses[answer["id"]] = (*items, *answer["output"])
-            while len(session.responses) > MAX_KEPT:
+        if asked.items:
+            session.responses[answer["id"]] = (*asked.items, *answer["output"])
+            if len(session.responses) > MAX_KEPT:
                 session.responses.pop(next(iter(session.responses)))
         return answer_events(response_events(answer)) if asked.stream else answer_json(answer)
 
     async def _message(self, request: web.Request) -> web.Response:
-        session, asked = await self._asked(request, read_anthropic)
+        session = self._session(request)
+        asked = await self._asked(session, request, read_anthropic)
         completion = await session.complete(asked)
         if asked.stream:
             return answer_events(message_events(completion, model=self._model))
         return answer_json(message_json(completion, model=self._model))
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        session, asked = await self._asked(request, read_anthropic)
+        session = self._session(request)
+        asked = await self._asked(session, request, read_anthropic)
         return answer_json({"input_tokens": await session.count_tokens(asked)})
 
     async def _asked(
         self,
+        session: Session,
         request: web.Request,
         read: Callable[[object, Callable[[object], ChatRequest]], ChatRequest],
-    ) -> tuple[Session, ChatRequest]:
-        """Return the session of a request of another API, and the equivalent chat request."""
-        session = self._session(request)
+    ) -> ChatRequest:
+        """Return the chat request that is equivalent to a request of another API."""
 
         def read_as_chat(body: object) -> ChatRequest:
             return read(body, lambda chat: self._read(chat, session.sampling, model=self._model))
 
-        return session, await read_chat(request, read_as_chat)
+        return await read_chat(request, read_as_chat)
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)

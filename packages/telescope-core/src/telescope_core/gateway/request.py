@@ -94,6 +94,11 @@ class ChatRequest:
     """Whether the last chunk of a stream reports the numbers of tokens."""
     model: str = ""
     """The model that is asked: the policy, or `OLDER_VERSION`; empty = the policy."""
+    items: tuple[object, ...] = field(default=(), compare=False)
+    """The history as the Responses API wrote it, for requests that go on from it; empty = none may.
+
+    Requests that ask the same are equal however it is written.
+    """
     fields: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     """The request as it is passed on to another endpoint; empty if the policy answers itself."""
 

@@ -7,6 +7,8 @@ A program sends its whole history as `input`, or names the answer before with
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 
 from telescope_core.gateway.as_chat import (
@@ -49,7 +51,7 @@ _REFUSED = {
 }
 _READ = (
     *(*_SAME, *_LABELS, "instructions", "input", "max_output_tokens", "tools", "tool_choice"),
-    *("text", "truncation"),
+    *("text", "truncation", "previous_response_id"),
 )
 _TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 _MESSAGE_FIELDS = ("type", "role", "content", "id", "status", "phase")
@@ -58,52 +60,17 @@ _RESULT_FIELDS = ("type", "call_id", "output", "id", "status")
 _THINKING_FIELDS = ("type", "id", "summary", "content", "encrypted_content", "status")
 
 
-def with_history(body: object, kept: Mapping[str, Sequence[object]]) -> object:
-    """Return `body` with the whole history as `input`; raises Refusal.
+def read_responses(
+    body: object,
+    read: Callable[[object], ChatRequest],
+    *,
+    kept: Mapping[str, Sequence[object]] = MappingProxyType({}),
+) -> ChatRequest:
+    """Return the result of `read` for the equivalent chat request; raises Refusal.
 
-    `kept`: id of an answer -> the items up to it and its own.
+    `kept`: id of an answer, which `previous_response_id` may name -> the items up to it and its
+    own.
     """
-    if not isinstance(body, dict):
-        return body
-    given = dict(cast(dict[str, Any], body))
-    if (name := given.pop("previous_response_id", None)) is None:
-        return given
-    if not isinstance(name, str) or name not in kept:
-        raise Refusal(
-            f"previous_response_id: there is no answer {name!r:.80} here; the last {MAX_KEPT} of a "
-            "rollout that were not asked for with store = false are kept. Send the whole history "
-            "as input",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
-    known = {_identity(one) for one in kept[name]} - {None}
-    # Some programs repeat the calls of the answer before their results.
-    new = [one for one in input_items(given.get("input")) if _identity(one) not in known]
-    return {**given, "input": [*kept[name], *new]}
-
-
-def input_items(plain: object) -> list[object]:
-    """Return the items of an `input`, which may be text."""
-    if isinstance(plain, str):
-        return [{"role": "user", "content": plain}]
-    if not isinstance(plain, list):
-        raise wrong("input", "text, or a list of at least one item", plain)
-    return cast(list[object], plain)
-
-
-def _identity(item: object) -> object:
-    """Return what an item of an answer is known by; None for one of the program's own."""
-    match item:
-        case {"type": "function_call", "call_id": str(call_id)}:
-            return "call", call_id
-        case {"type": "message" | "reasoning", "id": str(name)}:
-            return name
-        case _:
-            return None
-
-
-def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatRequest:
-    """Return the result of `read` for the equivalent chat request; raises Refusal."""
     if not isinstance(body, dict):
         raise wrong("the request", "a JSON object", body)
     given = {name: value for name, value in cast(dict[str, Any], body).items() if value is not None}
@@ -114,7 +81,8 @@ def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatR
             raise unknown("parameter", name, _READ)
     if given.get("truncation", "disabled") != "disabled":
         raise unsupported("truncation", "the program shortens its history itself; leave it out")
-    placed = _messages(given.get("instructions"), given.get("input"))
+    items = _history(given, kept)
+    placed = _messages(given.get("instructions"), items)
     renamed = {**dict.fromkeys(_SAME), "max_output_tokens": "max_tokens"}
     fields: dict[str, Any] = {
         chat or name: given[name] for name, chat in renamed.items() if name in given
@@ -128,9 +96,44 @@ def read_responses(body: object, read: Callable[[object], ChatRequest]) -> ChatR
     if "tool_choice" in given:
         fields["tool_choice"] = _tool_choice(given["tool_choice"])
     try:
-        return read(without_use_of_no_tools(fields) | _text_settings(given.get("text")))
+        asked = read(without_use_of_no_tools(fields) | _text_settings(given.get("text")))
     except Refusal as refusal:
         raise in_words_of(refusal, placed, _NAMES) from None
+    return replace(asked, items=() if given.get("store") is False else tuple(items))
+
+
+def _history(given: Mapping[str, Any], kept: Mapping[str, Sequence[object]]) -> list[object]:
+    """Return the items of the input, behind those that are kept with the answer it goes on from."""
+    plain = given.get("input")
+    items: object = [{"role": "user", "content": plain}] if isinstance(plain, str) else plain
+    if not isinstance(items, list) or not items:
+        raise wrong("input", "text, or a list of at least one item", plain)
+    new = cast(list[object], items)
+    name = given.get("previous_response_id")
+    if is_empty(name):
+        return new
+    if not isinstance(name, str) or name not in kept:
+        raise Refusal(
+            f"previous_response_id: there is no answer {name!r:.80} here; the last {MAX_KEPT} of a "
+            "rollout that were not asked for with store = false are kept. Send the whole history "
+            "as input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    known = {_identity(one) for one in kept[name]} - {None}
+    # Some programs repeat the calls of the answer before their results.
+    return [*kept[name], *(one for one in new if _identity(one) not in known)]
+
+
+def _identity(item: object) -> object:
+    """Return what an item of an answer is known by; None for one of the program's own."""
+    match item:
+        case {"type": "function_call", "call_id": str(call_id)}:
+            return "call", call_id
+        case {"type": "message" | "reasoning", "id": str(name)}:
+            return name
+        case _:
+            return None
 
 
 def _text_settings(plain: object) -> dict[str, Any]:
@@ -200,18 +203,14 @@ def _named(plain: object, where: str) -> dict[str, Any]:
             raise wrong(where, "such as {'type': 'function', 'name': ...}", plain)
 
 
-def _messages(instructions: object, plain: object) -> list[Placed]:
+def _messages(instructions: object, items: Sequence[object]) -> list[Placed]:
     placed = list[Placed]()
     if instructions:
         if not isinstance(instructions, str):
             raise wrong("instructions", "text", instructions)
         text = [{"type": "text", "text": instructions}]
         placed.append(Placed({"role": "system", "content": text}, "instructions"))
-    if isinstance(plain, str):
-        return [*placed, Placed({"role": "user", "content": plain}, "input")]
-    if not isinstance(plain, list) or not plain:
-        raise wrong("input", "text, or a list of at least one item", cast(object, plain))
-    for number, one in enumerate(cast(list[object], plain)):
+    for number, one in enumerate(items):
         where = f"input[{number}]"
         if not isinstance(one, dict):
             raise wrong(where, "an item such as {'role': ..., 'content': ...}", one)
