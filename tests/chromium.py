@@ -136,16 +136,24 @@ class Browser:
         enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
         self.call("Input.dispatchKeyEvent", type="keyDown", **enter)
 
-    def click(self, selector: str) -> None:
-        """Press the mouse in the middle of an element, or of its first line."""
-        box = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            " e.scrollIntoView(); const b = e.getClientRects()[0];"
-            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
-        self.call("Input.dispatchMouseEvent", type="mousePressed", **at)
-        self.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+    def click(self, selector: str, times: int = 1) -> None:
+        """Press the mouse in the middle of an element, or of its first line; twice as two do."""
+        x, y, width, height = self.place(selector)
+        at = {"x": x + width / 2, "y": y + height / 2, "button": "left"}
+        for count in range(1, times + 1):
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, clickCount=count, **at)
+
+    def place(self, selector: str) -> tuple[float, float, float, float]:
+        """Scroll to an element; return x, y, width and height of it, or of its first line.
+
+        A page that comes to where it was left, or gets its data, moves what is in it. So the
+        element must be where it was two frames ago, and be what the mouse meets in its middle.
+        """
+        parameters = {"expression": _place_of(selector), "awaitPromise": True}
+        found = self.call("Runtime.evaluate", returnByValue=True, **parameters)
+        assert "exceptionDetails" not in found, (selector, found["exceptionDetails"])
+        return tuple(found["result"]["value"])
 
     def _wait(self, fits, what: str) -> dict[str, Any]:
         end = time.monotonic() + _LIMIT_S
@@ -171,6 +179,30 @@ class Browser:
             self.complaints.append(json.dumps(about))
         elif method == "Page.javascriptDialogOpening":
             self.complaints.append(f"a dialog: {about['message']}")
+
+
+def _place_of(selector: str) -> str:
+    """Return a script whose promise is [x, y, width, height] of an element that stays there."""
+    return f"""(async () => {{
+      const end = Date.now() + {int(_LIMIT_S * 900)};
+      const frame = () => new Promise(requestAnimationFrame);
+      let met = "no such element";
+      while (Date.now() < end) {{
+        const wanted = document.querySelector({json.dumps(selector)});
+        wanted?.scrollIntoView();
+        const before = wanted?.getClientRects()[0];
+        await frame();
+        await frame();
+        const now = wanted?.getClientRects()[0];
+        if (!before || !now) continue;
+        const place = [now.x, now.y, now.width, now.height];
+        const there = document.elementFromPoint(now.x + now.width / 2, now.y + now.height / 2);
+        met = there?.outerHTML.slice(0, 300) ?? "nothing, outside of the window";
+        const isStill = `${{place}}` === `${{[before.x, before.y, before.width, before.height]}}`;
+        if (isStill && wanted.contains(there)) return place;
+      }}
+      throw new Error("the mouse would meet " + met);
+    }})()"""
 
 
 @contextmanager

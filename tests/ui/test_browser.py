@@ -679,17 +679,15 @@ def test_an_eval_without_a_run_is_read_down_to_a_rollout(tmp_path, page):
 
 def drag(page, first, last):
     """Draw over a part of the first chart, from one share of its width to another."""
-    box = page.evaluate(
-        "(() => { const e = document.querySelector('.plot'); e.scrollIntoView();"
-        " const b = e.getBoundingClientRect(); return [b.x, b.width, b.y + b.height / 2]; })()"
-    )
-    places = [box[0] + box[1] * (first + (last - first) * part / 4) for part in range(5)]
-    at = {"button": "left", "clickCount": 1, "y": box[2]}
+    left, top, width, height = page.place(".plot")
+    middle = top + height / 2
+    places = [left + width * (first + (last - first) * part / 4) for part in range(5)]
+    at = {"button": "left", "clickCount": 1, "y": middle}
     page.call("Input.dispatchMouseEvent", type="mousePressed", x=places[0], **at)
     for x in places[1:]:
-        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=box[2], button="left")
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=middle, button="left")
     page.call("Input.dispatchMouseEvent", type="mouseReleased", x=places[-1], **at)
-    return places[2], box[2]
+    return places[2], middle
 
 
 STEPS = "['from', 'to'].map(name => Number(new URLSearchParams(location.search).get(name)))"
@@ -755,14 +753,7 @@ def test_what_is_drawn_over_is_shown_in_all_charts_and_in_the_address(tmp_path, 
         assert first <= step <= last, "a click stays a click"
         page.evaluate("history.back()")
         page.until(f"location.pathname === '/runs/learns' && {SETTLED}")
-        middle = page.evaluate(
-            "(() => { const b = document.querySelector('.plot').getBoundingClientRect();"
-            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        for count in (1, 2):
-            at = {"x": middle[0], "y": middle[1], "button": "left", "clickCount": count}
-            page.call("Input.dispatchMouseEvent", type="mousePressed", **at)
-            page.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+        page.click(".plot", times=2)
         page.until(f"location.pathname === '/runs/learns' && location.search === '' && {SETTLED}")
         assert page.evaluate(ENDS) == whole
         page.evaluate("[...document.querySelectorAll('.sections summary')].at(-2).click()")
