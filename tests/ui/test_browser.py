@@ -1,5 +1,6 @@
 """Every page in a real Chromium: without errors, by keys and clicks, small, dark and exported."""
 
+import threading
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from tests.ui.browsing import (
     show,
 )
 from tests.ui.recorded import (
+    GROUP_SIZE,
     MARKUP,
     SERVERS,
     row,
@@ -24,7 +26,7 @@ from tests.ui.recorded import (
     write_standalone,
     write_steps,
 )
-from tests.ui.served import served
+from tests.ui.served import LIMIT_S, served
 from tests.ui.test_first_page import write_kind
 from tests.ui.test_live import Events
 
@@ -33,6 +35,7 @@ from telescope_core.reports import write_train_report
 from telescope_core.types import Message
 from telescope_ui.index.search import Search
 from telescope_ui.web.export import export_one_file, export_runs
+from telescope_ui.web.live import Watcher
 
 pytestmark = pytest.mark.slow
 
@@ -792,6 +795,37 @@ def test_a_log_is_followed_to_its_end_and_no_line_comes_twice(tmp_path, page):
         page.until(f"{lines}.length === 1500")
         assert page.evaluate(lines) == [f"line {number}" for number in range(500, 2000)]
         page.open("about:blank")
+
+
+@pytest.mark.parametrize("name", ["logs", "rollouts"])
+def test_what_is_written_before_changes_are_watched_is_shown(name, tmp_path, page, monkeypatch):
+    """A page has its data before the server has had its first look; a run may write between."""
+    run = RunFolder.create(tmp_path / "runs" / "r", config={})
+    write_steps(run, range(1, 2), groups=1)
+    log = run.logs_path / "a.log"
+    log.write_text("line 0\n")
+    may_look = threading.Event()
+    real = Watcher._look
+
+    def late(self, *all):
+        assert may_look.wait(LIMIT_S)
+        return real(self, *all)
+
+    monkeypatch.setattr(Watcher, "_look", late)
+    with served([tmp_path / "runs"], tmp_path / "cache") as ui:
+        try:
+            enter(page, ui)
+            show(page, ui, f"/runs/r/{name}")
+            wanted = {"logs": "line 1", "rollouts": f"of {2 * GROUP_SIZE}"}[name]
+            assert wanted not in page.text()
+            with log.open("a") as stream:
+                stream.write("line 1\n")
+            write_steps(run, range(2, 3), groups=1)
+            may_look.set()
+            page.until(f"document.querySelector('main').innerText.includes('{wanted}')")
+            page.open("about:blank")
+        finally:
+            may_look.set()
 
 
 def test_what_a_distribution_shows_is_what_a_click_leads_to(tmp_path, page):

@@ -39,8 +39,9 @@ _GROWING = ("events", "calls", "timeline", "gauges", "logs")
 _NEWEST = 4
 
 _NOTHING: JsonObject = {}
-_READY = ""
-"""Event that tells a listener that all later changes are reported."""
+_READY = "ready"
+"""Event that tells a listener that all later changes are reported: what it asked for before may
+be older than a change that is not."""
 _END = "end"
 """Event after which nothing more is reported."""
 
@@ -224,9 +225,6 @@ async def events_for(watcher: Watcher, listener: Listener) -> AsyncIterator[byte
                 event, data = "still", _NOTHING
             if event == _END:
                 return
-            if event == _READY:
-                yield b": telescope\n\n"
-                continue
             yield b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(data))
     finally:
         watcher.remove(listener)

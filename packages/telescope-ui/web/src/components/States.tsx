@@ -8,6 +8,14 @@ export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
 }
 
+export function Loading() {
+  return (
+    <p class="empty" role="status">
+      Loading...
+    </p>
+  );
+}
+
 /** What went wrong; what a library said of it comes after the first line, and is shown when it is asked for. */
 export function Trouble({ message }: { message: string }) {
   const [said, ...details] = message.split("\n");
@@ -53,11 +61,7 @@ export function Ready<T>({ loaded, children }: Props<T>) {
           {children(loaded.data)}
         </div>
       )}
-      {loaded.data === null && !loaded.error && (
-        <p class="empty" role="status">
-          Loading...
-        </p>
-      )}
+      {loaded.data === null && !loaded.error && <Loading />}
     </>
   );
 }

@@ -38,7 +38,6 @@ const statusListeners = new Set<(connection: Connection) => void>();
 let channel: BroadcastChannel | null = null;
 let source: EventSource | null = null;
 let connection: Connection = "starting";
-let hasHeard = false;
 let silence = 0;
 let again = 0;
 
@@ -48,7 +47,6 @@ function tell(now: Connection): void {
 }
 
 function take(heard: Heard): void {
-  hasHeard = true;
   clearTimeout(silence);
   silence = window.setTimeout(() => tell("lost"), SILENCE_MS);
   if (connection !== "live") tell("live");
@@ -61,8 +59,9 @@ function listen(): void {
     channel?.postMessage(heard);
   };
   source = new EventSource("/live");
-  // The first page of all has just asked for its data; where another one listened before, something may be missed.
-  source.onopen = () => pass({ kind: hasHeard ? "again" : "still" });
+  source.onopen = () => pass({ kind: "still" });
+  // From now on every change is told. One since a page asked for its data, or since another one listened, was not.
+  source.addEventListener("ready", () => pass({ kind: "again" }));
   // Those that are told hear nothing then, and find out by themselves.
   source.onerror = () => {
     if (connection !== "refused") tell("lost");

@@ -1,5 +1,5 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Empty, Trouble } from "../components/States.tsx";
+import { Empty, Loading, Trouble } from "../components/States.tsx";
 import { dataAddress, withQuery } from "../lib/address.ts";
 import { rowsOf } from "../lib/columns.ts";
 import { DataError, load, useData } from "../lib/data.ts";
@@ -29,6 +29,8 @@ const linesOf = (page: LogsPage) => rowsOf<LogLine>(page.lines.columns as never)
 
 export function Logs({ address, query, run }: PageProps) {
   const first = useData<LogsPage>(address);
+  // Listened for before the first lines are asked for, so that none that come meanwhile are missed.
+  const written = useLive(run, ["logs"]);
   const change = (changes: Record<string, string | null>) => go(withQuery(address, changes), "replace");
   return (
     <>
@@ -41,12 +43,13 @@ export function Logs({ address, query, run }: PageProps) {
         <Select name="life" label="Start" all="all" values={(first.data?.lives ?? []).map(String)} query={query} onChange={change} />
       </form>
       {first.error && <Trouble message={first.error.message} />}
+      {first.isOld && <Loading />}
       {first.data && !first.isOld && (
         <Lines
           key={dataAddress(address)}
           address={address}
           first={first.data}
-          run={run}
+          written={written}
           folds={query.get("ui.fold") !== "no"}
           onFold={(folds) => change({ "ui.fold": folds ? null : "no" })}
         />
@@ -59,12 +62,13 @@ export function Logs({ address, query, run }: PageProps) {
 interface LinesProps {
   address: string;
   first: LogsPage;
-  run: string;
+  /** Grows whenever a log does. */
+  written: number;
   folds: boolean;
   onFold: (folds: boolean) => void;
 }
 
-function Lines({ address, first, run, folds, onFold }: LinesProps) {
+function Lines({ address, first, written, folds, onFold }: LinesProps) {
   const [held, hold] = useState<Held>(() => ({
     lines: linesOf(first),
     older: first.older,
@@ -76,7 +80,6 @@ function Lines({ address, first, run, folds, onFold }: LinesProps) {
   const [trouble, setTrouble] = useState("");
   const [follows, setFollows] = useState(true);
   const box = useRef<HTMLDivElement>(null);
-  const change = useLive(run, ["logs"]);
   /** The change whose lines are all there. */
   const [told, tell] = useState(0);
   const ask = (cursor: string, direction: "older" | "newer", until?: number) =>
@@ -92,9 +95,9 @@ function Lines({ address, first, run, folds, onFold }: LinesProps) {
         if (until !== undefined) tell(until);
       },
     );
-  const isBehind = follows && told !== change;
+  const isBehind = follows && told !== written;
   useEffect(() => {
-    if (isBehind) void ask(held.newer, "newer", change);
+    if (isBehind) void ask(held.newer, "newer", written);
   }, [isBehind, told, held.newer]);
   const searches = !exported() && !isStopped && held.isCut && held.older !== null && held.lines.length < WANTED && !trouble;
   useEffect(() => {
