@@ -233,7 +233,7 @@ async def _run(config: TrainConfig, rank: MortalRank, killed_after: int | None) 
 
     async def go_back(died):
         begun = newest_to_go_on(config, point)
-        folder.go_back(restart_at(begun, died, folder.last_step()))
+        folder.go_back(restart_at(begun, died, folder.last_step(), time_s=0.0))
         rank.start()
         if begun is not None:
             await ranks.load_checkpoint(begun.state_path, begun.state_proofs)

@@ -11,6 +11,7 @@ from telescope_core.errors import TelescopeError
 from telescope_core.records import RunFolder
 from telescope_train import run as training
 from telescope_train.backends.protocol import RankDiedError
+from telescope_train.observability.timeline import UNRECORDED
 from telescope_train.restarts import Restarts, run_with_restarts
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -114,6 +115,7 @@ async def test_ranks_of_a_run_without_its_folder_do_not_go_on(
         policies=SimpleNamespace(
             publisher=SimpleNamespace(weights_change=nothing, restore=nothing),
             gpu_sharing=SimpleNamespace(trainer_works=nothing, servers_work=nothing),
+            recording=SimpleNamespace(timeline=UNRECORDED),
         ),
     )
     with pytest.raises(TelescopeError, match="is gone: it was removed or moved"):

@@ -1,10 +1,12 @@
 """Queues and workers, diagnoses, examples of several runs, searches in thoughts and tools."""
 
+import json
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from urllib.parse import quote
 
 import pytest
-from tests.ui.recorded import BEGAN_S, kill, row, write_eval
+from tests.ui.recorded import BEGAN_S, STEP_S, kill, row, write_eval, write_steps
 from tests.ui.served import answered
 
 from telescope_core.records import RunFolder
@@ -215,3 +217,18 @@ def test_restarts_lost_servers_and_the_first_step_without_training_are_what_happ
     assert "until step 3" in step["text"]
     assert step["address"] == "/runs/r/rollouts?step_from=2&step_to=2"
     assert next(one["why"] for one in found if one["kind"] == "restart") == "a rank died"
+
+
+def test_a_timeline_ends_with_its_records_whatever_the_clock_is_set_to_meanwhile(tmp_path, run):
+    """As after a night in which the laptop slept: the machine's clock writes only the end."""
+    write_steps(run, range(1, 4), groups=1)
+    run.finish()
+    info = run.path / "run.json"
+    began = datetime.fromtimestamp(BEGAN_S, UTC).isoformat()
+    info.write_text(json.dumps({**json.loads(info.read_text()), "started_at": began}))
+    with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
+        found = ui.get("/runs/r/timeline")["extent"]
+        assert found == {"from": BEGAN_S, "to": BEGAN_S + 3 * STEP_S}
+        (run.path / "metrics.jsonl").unlink()
+        found = ui.get("/runs/r/timeline")["extent"]
+        assert found["to"] - found["from"] > 3 * STEP_S, "without records the whole life is shown"

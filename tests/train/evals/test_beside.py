@@ -1,6 +1,8 @@
 """Evals beside training, in virtual time: pinned versions, no delays, and losses of servers."""
 
 import asyncio
+import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ from tests.train.simulated_config import small_batches
 from telescope_core.records import RunFolder
 from telescope_core.records.eval_points import EvalPoint, EvalPointState
 from telescope_core.records.restarts import Restart
-from telescope_core.records.servers import ServerRole, ServerState
+from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_core.records.timeline import ModelCall
 from telescope_core.types import Sampling
 from telescope_train.backends.protocol import TransferError
@@ -25,6 +27,7 @@ from telescope_train.evals.beside import AfterEvals, EvalsBeside, LiveEvals
 from telescope_train.evals.servers import EvalCalls, EvalServers
 from telescope_train.inference.generation import ServerLostError
 from telescope_train.inference.pool import ServerPool
+from telescope_train.inference.servers import Server
 from telescope_train.inference.supervisor import Supervisor
 from telescope_train.loop import train
 from telescope_train.observability.calls import CallLog
@@ -157,6 +160,27 @@ def test_on_shared_servers_every_token_is_of_the_version_evaluated(tmp_path):
     # The trainer goes on beside the eval, and only the weights wait for it.
     waited = [row["time/sync_s"] for row in world.run.history.rows]
     assert min(waited[2], waited[4]) > 5 * max(waited[0], waited[1], waited[3])
+
+
+def test_times_stay_in_order_when_the_clock_of_the_machine_is_set_back(tmp_path, monkeypatch):
+    real_s, back_s = time.time(), itertools.count(0, 3600)
+    monkeypatch.setattr(time, "time", lambda: real_s - next(back_s))
+    events: list[ServerEvent] = []
+
+    async def main(world: World) -> None:
+        server = Server(world.run.pool.servers[0].client, on_event=events.append)
+        server.become(ServerState.UPDATING)
+        server.become(ServerState.SERVING)
+        await world.train()
+
+    world = in_world(main, tmp_path)
+    points = [point.time_s for point in world.points]
+    rows = [row["time_s"] for row in world.tracked.values()]
+    servers = [event.time_s for event in events]
+    assert (len(points), len(rows), len(servers)) == (4, 8, 2)
+    for times in (points, rows, servers):
+        assert times == sorted(times)
+        assert times[-1] - times[0] < 3600
 
 
 def test_a_rollout_of_an_eval_that_fails_is_played_again_and_its_calls_say_so(tmp_path):

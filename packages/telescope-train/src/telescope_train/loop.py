@@ -18,7 +18,6 @@ being sampled (`step.streaming`); the optimizer step is still one, at the end of
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,7 +129,8 @@ async def train(
                 max_async_rollout=parts.config.scheduling.max_async_rollout,
                 held_out=parts.held_out,
             )
-            row |= trained.learned | {"step": step, "version": step, "time_s": time.time()}
+            row |= trained.learned | {"step": step, "version": step}
+            row["time_s"] = parts.timeline.clock.now_s()
             parts.losses.note(step, trained.batch, row)
             with parts.timeline.span("after the step", step=step):
                 await tokens.record(

@@ -9,7 +9,6 @@
 Both functions are the caller's. This module decides how often they are called before the run ends.
 """
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -48,10 +47,12 @@ class Restarts:
             raise died
 
 
-def restart_at(begun: RunCheckpoint | None, died: RankDiedError, reached: int) -> Restart:
-    """Return the record of going back to `begun`; `reached`: number of steps taken."""
+def restart_at(
+    begun: RunCheckpoint | None, died: RankDiedError, reached: int, *, time_s: float
+) -> Restart:
+    """Return the record of going back to `begun` at `time_s`; `reached`: number of steps taken."""
     return Restart(
-        time_s=time.time(),
+        time_s=time_s,
         reason=str(died),
         reached=reached,
         step=0 if begun is None else begun.step,

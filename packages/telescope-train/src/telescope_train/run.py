@@ -451,7 +451,8 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     # Without its folder it would begin at step 0, in a new one that is no run's.
     folder.require_here()
     begun = newest_to_go_on(prepared.config, prepared.resume)
-    restart = restart_at(begun, died, folder.last_step())
+    now_s = resources.policies.recording.timeline.clock.now_s()
+    restart = restart_at(begun, died, folder.last_step(), time_s=now_s)
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(folder.metrics())

@@ -4,10 +4,9 @@ Model calls, spans of ranks and driver, and stages of attempts become rows of th
 """
 
 import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from telescope_ui.base.answers import JsonObject, ParameterError
 from telescope_ui.base.lanes import Bar, seconds_by_name
@@ -198,10 +197,15 @@ def extent_of(run: OneRun, database: Database) -> Window | None:
     times += [event["time_s"] for event in server_events(run)]
     times += [point.get("time_s") for point in eval_points(run)]
     info = run.info()
-    times += [seconds_of(info.started_at), seconds_of(info.ended_at)]
-    known: list[Any] = [time_s for time_s in times if isinstance(time_s, int | float)]
-    known = [time_s for time_s in known if 0 < time_s < 1e11]
+    known = _plausible([*times, seconds_of(info.started_at)])
+    if not _plausible(times):
+        # Else the records tell: their clock does not follow one that is set, and this time does.
+        known += _plausible([seconds_of(info.ended_at)])
     return Window(first_s=min(known), last_s=max(known)) if known else None
+
+
+def _plausible(times: Sequence[object]) -> list[float]:
+    return [float(one) for one in times if isinstance(one, int | float) and 0 < one < 1e11]
 
 
 def where_time_went(run: OneRun, database: Database, window: Window) -> list[JsonObject]:
