@@ -144,6 +144,9 @@ def test_wandb_keeps_offline_what_the_run_had_and_goes_on_with_its_id(
         subprocess.run(["git", *who, *words], check=True, timeout=60)
     monkeypatch.chdir(repository)
     assert track(["wandb"], run, range(1, 3)) == []
+    # Meanwhile the clock is set back, or the run goes on where it is behind.
+    known = json.loads((run.folder / "wandb.json").read_text())
+    (run.folder / "wandb.json").write_text(json.dumps({**known, "time_s": known["time_s"] + 3600}))
     assert track(["wandb"], run, range(3, 4)) == []
     records = whole_files(run.folder, num_files=2)
     assert "key-of-the-command" not in json.dumps(records)

@@ -57,8 +57,8 @@ class WeightsAndBiases:
             settings=wandb.Settings(console="off", silent=True, x_disable_meta=True, git_remote=""),
         )
         # Offline, W&B does not know how far it had counted. Since that was written down, there was
-        # at most one row of meters in a second.
-        since_s = time.time() - known.get("time_s", time.time())
+        # at most one row of meters in a second. The clock may have been set back.
+        since_s = max(0.0, time.time() - known.get("time_s", time.time()))
         self._count = max(self._run.step, known.get("count", -1) + int(since_s) + 1)
         self._remember()
         self._run.define_metric("step")
