@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shlex
 import sys
 from importlib.util import find_spec
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -201,7 +202,8 @@ def add_namespace(
     publishers = [_publisher(text) for text in publisher or []]
     with opened_hub(data, must_exist=False) as hub:
         hub.add_namespace(owner, publishers)
-    added = f"{owner}: added; next: telescope hub token create LABEL --namespace {owner}"
+    create = shlex.join(["--namespace", owner, "--data", str(data)])
+    added = f"{owner}: added; next: telescope hub token create LABEL {create}"
     typer.echo(json.dumps({"owner": owner, "publishers": publishers}) if as_json else added)
 
 
