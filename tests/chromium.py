@@ -80,10 +80,10 @@ class Browser:
         self._wait(lambda found: found.get("method") == "Page.loadEventFired", "loading")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
-        parameters = {"expression": expression, "returnByValue": True}
+        """Return the value of a JavaScript expression in the page, or of its promise."""
+        parameters = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         result = self.call("Runtime.evaluate", **parameters)
-        assert "exceptionDetails" not in result, result
+        assert "exceptionDetails" not in result, (expression, result)
         return result["result"].get("value")
 
     def until(self, expression: str) -> None:
@@ -150,10 +150,7 @@ class Browser:
         A page that comes to where it was left, or gets its data, moves what is in it. So the
         element must be where it was two frames ago, and be what the mouse meets in its middle.
         """
-        parameters = {"expression": _place_of(selector), "awaitPromise": True}
-        found = self.call("Runtime.evaluate", returnByValue=True, **parameters)
-        assert "exceptionDetails" not in found, (selector, found["exceptionDetails"])
-        return tuple(found["result"]["value"])
+        return tuple(self.evaluate(_place_of(selector)))
 
     def _wait(self, fits, what: str) -> dict[str, Any]:
         end = time.monotonic() + _LIMIT_S

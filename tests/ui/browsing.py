@@ -70,10 +70,9 @@ def faults(page: Browser, axe: str) -> list[str]:
     """Return what is wrong with the page that is open."""
     page.evaluate(f"{axe}; 0")
     asked = "axe.run().then(found => JSON.stringify(found.violations))"
-    result = page.call("Runtime.evaluate", expression=asked, awaitPromise=True, returnByValue=True)
     return [
         f"{one['impact']}: {one['help']}: {node['html'][:160]}"
-        for one in json.loads(result["result"]["value"])
+        for one in json.loads(page.evaluate(asked))
         for node in one["nodes"][:3]
     ]
 

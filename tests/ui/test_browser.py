@@ -205,7 +205,7 @@ def test_back_and_forward_come_to_where_a_page_was_left(page, ui):
         )
         page.until(f"location.pathname.endsWith('/rollouts') && {SETTLED}")
         frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-        page.call("Runtime.evaluate", expression=frames, awaitPromise=True)
+        page.evaluate(frames)
         assert page.evaluate("scrollY") == 0
     finally:
         page.resize(1280, 900)

@@ -165,6 +165,10 @@ def test_publishers_of_an_owner_are_changed_explicitly_and_logged(hub, tmp_path)
     assert (publisher.id, publisher.workflow) == ("acme/tools", "ci.yml")
     assert publisher.issuer == "https://ci.example.org"
     change = ("namespace", "publishers", "acme", "--publisher", "user:ann")
+    # What the refusal advises names all that the command needs.
+    advised = shlex.split(said.partition("run: telescope hub ")[2])
+    assert advised[-2:] == ["--data", str(tmp_path / "data")]
+    assert {"--publisher", "--reason"} < set(advised)
     assert hub(*change)[0] == 2, "without a reason"
     told = hub(*change, "--publisher", "repository:acme/new", "--reason", "CI moved")[1]
     assert told == "acme: published by user:ann repository:acme/new\n"

@@ -8,6 +8,7 @@ checks the caller's token, so a token that was revoked in the meantime publishes
 import io
 import json
 import logging
+import shlex
 import zipfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -434,7 +435,8 @@ class HubStore:
                 shown = publishers_text(json.loads(known)) or "no publishers"
                 raise ConfigError(
                     f"namespace {owner!r} exists already, with {shown}, and nothing was changed; "
-                    f"to change its publishers, run: telescope hub namespace publishers {owner}"
+                    f"to change its publishers, run: telescope hub namespace publishers {owner} "
+                    f"--publisher KIND:ID --reason WHY --data {shlex.quote(str(self.data))}"
                 )
             writer.execute(
                 "INSERT INTO namespaces (owner, status, publishers, created_at) "

@@ -197,10 +197,12 @@ def extent_of(run: OneRun, database: Database) -> Window | None:
     times += [event["time_s"] for event in server_events(run)]
     times += [point.get("time_s") for point in eval_points(run)]
     info = run.info()
-    known = _plausible([*times, seconds_of(info.started_at)])
-    if not _plausible(times):
-        # Else the records tell: their clock does not follow one that is set, and this time does.
-        known += _plausible([seconds_of(info.ended_at)])
+    known = _plausible(times)
+    if not known:
+        # Records say better when a run ended: their clock does not jump, and that of its end does
+        # when somebody sets it or the machine sleeps.
+        known = _plausible([seconds_of(info.ended_at)])
+    known += _plausible([seconds_of(info.started_at)])
     return Window(first_s=min(known), last_s=max(known)) if known else None
 
 
