@@ -40,6 +40,9 @@ GROUPS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Folders of `tests` that one batch takes, for each part; one more batch takes the rest."""
 OF_CHECK = {"arch"}
 """Folders that no batch takes, since `make check` runs their tests."""
+LIMITS_S = {"fast": 600, "slow": 1200, "engine": 1200, "nightly": 3000}
+"""Seconds after which a test fails. One that hangs is told before somebody stops the whole run for
+its length, and none comes near it because of what its neighbors compute."""
 NO_TESTS = 5
 """What pytest returns if no test was of that kind."""
 FAILURE = ("FAILED tests/", "ERROR tests/")
@@ -87,7 +90,8 @@ def run(batch: Batch, *, lane: int, times: Path, extra: list[str]) -> None:
         "TELESCOPE_TEST_LANE": str(lane),
     }
     command = [
-        *(sys.executable, "-m", "pytest", "-m", PARTS[batch.part], *extra),
+        *(sys.executable, "-m", "pytest", "-m", PARTS[batch.part]),
+        *(f"--timeout={LIMITS_S[batch.part]}", *extra),
         *(f"tests/{folder}" for folder in batch.folders),
     ]
     batch.began_s = time.monotonic()

@@ -1,8 +1,18 @@
-"""What tests ask of processes that may end at any moment."""
+"""What tests start as programs of their own, and ask of processes that may end at any moment."""
 
+import subprocess
 from contextlib import suppress
 
 import psutil
+
+
+class Program(subprocess.Popen[str]):
+    """A process that is killed where its `with` block fails: the failure waits for its end."""
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, traceback)
 
 
 def command_of(process: psutil.Process) -> list[str]:

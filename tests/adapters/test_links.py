@@ -13,6 +13,7 @@ from importlib import import_module
 import pytest
 from tests.adapters.linking import telescope
 from tests.envs.package_index import tiny_wheel
+from tests.processes import Program
 
 from telescope_adapters.frameworks import VERIFIERS, VERIFIERS_TASKS, missing_import
 from telescope_adapters.gymnasium import GymEnvironment
@@ -154,7 +155,7 @@ def test_a_folder_that_changed_leaves_what_others_play(tmp_path, monkeypatch):
     first = made_of("Elbe")
     linked(first)
     program = "import rivers\nprint(rivers.NAME, flush=True)\ninput()"
-    with subprocess.Popen(
+    with Program(
         [first.python, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as playing:
         assert playing.stdout.readline() == "Elbe\n"

@@ -295,6 +295,13 @@ def test_no_wait_loses_a_cancellation():
     assert found == set(), "use `async with asyncio.timeout(...)`"
 
 
+def test_a_failed_test_does_not_wait_for_its_program():
+    # On leaving the block, Popen waits without a limit, and the test hangs where it has failed.
+    waits = re.compile(r"with (?:subprocess\.)?Popen\(")
+    found = [name_of(path) for path in tracked("tests/*.py") if waits.search(path.read_text())]
+    assert found == [], "use tests.processes.Program"
+
+
 ONE_THREAD = {"decoders.py", "replies.py", "sampler_state.py", "client.py", "token_plane.py"}
 """Files that build decoders in functions: under the lock, as they are imported, or in a loop."""
 

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from tests.cli.echo import BROKEN, ENVIRONMENT, NAMES, models, telescope
 from tests.ports import free_port
+from tests.processes import Program
 from tests.ui.recorded import kill
 
 from telescope_core.errors import NoRoomError
@@ -507,7 +508,7 @@ def test_an_interrupted_eval_keeps_its_rollouts(endpoint, place):
     command += ["echo_env:Echo", "--base-url", url, "--examples", "8", "--rollouts", "1"]
     command += ["--concurrency", "1", "--output", "out"]
     environment = {**os.environ, "PYTHONPATH": str(place), "COLUMNS": "80"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
+    with Program(command, stderr=subprocess.PIPE, env=environment, text=True) as process:
         for line in process.stderr:
             if line.startswith("5/8"):
                 break

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.processes import Program
 from tests.signals import heed_all_but
 
 from telescope_core.evals import EvalFolder
@@ -195,7 +196,7 @@ def test_an_eval_records_its_end_and_says_how_it_goes_on(
     (tmp_path / "waits.py").write_text(WAITING)
     command = [sys.executable, "-c", "from telescope_cli.main import main; main()"]
     command += ["eval", "./waits.py:Waits", "--base-url", url, "--rollouts", "1"]
-    with subprocess.Popen(
+    with Program(
         [*command, "--output", "my out"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

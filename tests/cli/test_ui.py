@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.processes import Program
 from tests.ui.recorded import MARKUP, write_run
 
 from telescope_cli.main import main
@@ -43,9 +44,7 @@ def place(tmp_path, monkeypatch):
 )
 def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, host):
     command = [sys.executable, "-c", CODE, "ui", "--json", "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         said = json.loads(running.stdout.readline())
         port = int(said["address"].rpartition(":")[2])
         assert urlsplit(said["address"]).hostname == host
@@ -55,7 +54,7 @@ def test_it_says_where_it_is_and_ends_when_it_is_interrupted(place, options, hos
         assert json.loads(connection.getresponse().read())["total"] == 36
         # An open page is told of changes as long as it is open, and must not hold up the end.
         connection.request("GET", "/live", headers=headers)
-        assert connection.getresponse().readline() == b": telescope\n"
+        assert connection.getresponse().readline() == b"event: ready\n"
         assert said["pid"] == running.pid
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=LIMIT_S)
@@ -247,9 +246,7 @@ def read_page(found, address):
 def running_ui(*arguments: str) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Start `telescope ui --json` and end it; yield the process and what it says."""
     command = [sys.executable, "-c", CODE, "ui", "--json", *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    with Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
             yield running, json.loads(running.stdout.readline())
         finally:

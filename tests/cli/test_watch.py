@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.processes import Program
 
 from telescope_cli.main import main
 from telescope_cli.watch import run_names
@@ -190,7 +191,7 @@ def test_a_run_that_was_killed_is_told_as_that(folder: RunFolder, capsys):
     begun = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
     folder.log_metrics({**row(3), "time_s": begun.timestamp() + 75})
     info = json.loads((folder.path / "run.json").read_text())
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+    with Program([sys.executable, "-c", ""]) as gone:
         gone.wait()
     write_json(folder.path / "run.json", {**info, "pid": gone.pid, "started_at": begun.isoformat()})
     code, text = run(capsys, "demo")

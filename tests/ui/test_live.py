@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
+from tests.processes import Program
 from tests.ui.recorded import kill, write_standalone, write_steps
 from tests.ui.served import LIMIT_S, TOKEN, answered, served
 
@@ -218,9 +219,7 @@ def test_two_servers_show_the_same_run(tmp_path, run):
         "print(json.dumps(index.refresh(60)), flush=True); sys.stdin.readline()"
     )
     command = [sys.executable, "-c", code, str(run.path.resolve()), str(tmp_path / "cache")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert json.loads(other.stdout.readline())["files_done"] == 3
         with answered([tmp_path / "runs"], tmp_path / "cache") as ui:
             assert ui.get("/runs/r/rollouts")["total"] == 12

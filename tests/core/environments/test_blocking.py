@@ -11,6 +11,7 @@ import threading
 
 import pytest
 from tests.asking import ask
+from tests.processes import Program
 from tests.signals import heed_all_but
 
 from telescope_core import McpServer, SingleTurnEnvironment, StopReason, reward
@@ -73,7 +74,7 @@ with taken():
 
 def errors_after(script: str, number: int) -> str:
     """Return what the script wrote to stderr, asked by a signal to end while it spins."""
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.envs.projects import toy_publication, write_registry
 from tests.envs.static_host import open_store, static_host
+from tests.processes import Program
 
 from telescope_core.errors import RegistryError
 from telescope_envs.install.attestations import attestation_of
@@ -127,7 +128,7 @@ for number in range(10**6):
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_a_whole_entry(tmp_path):
     for num_written in (1, 3, 4):
-        with subprocess.Popen(
+        with Program(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as writer:
             for _ in range(num_written):

@@ -13,6 +13,7 @@ import pytest
 import uv
 from tests.envs.package_index import serve_index, tiny_wheel
 from tests.envs.projects import TOY, toy_publication
+from tests.processes import Program
 
 from telescope_core.errors import EnvironmentLoadError, RegistryError
 from telescope_envs.install.install import install
@@ -311,7 +312,7 @@ def test_a_failed_reinstallation_leaves_what_was_there(publish, home, options, i
     with pytest.raises(EnvironmentLoadError, match=r"--reinstall .*--offline"):
         sync(registry, replace(options, reinstall=True, offline=True))
     assert here.is_file()
-    with subprocess.Popen([here.parents[3] / "bin" / "python", "-c", "input()"], stdin=-1) as run:
+    with Program([here.parents[3] / "bin" / "python", "-c", "input()"], stdin=-1) as run:
         with pytest.raises(EnvironmentLoadError, match="while processes run in"):
             sync(registry, replace(options, reinstall=True))
         run.communicate(b"\n")

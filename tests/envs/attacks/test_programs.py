@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from tests.processes import Program
 
 from telescope_core.errors import (
     ConfigError,
@@ -119,7 +120,7 @@ def test_nothing_is_left_when_telescope_itself_is_killed(tmp_path: Path) -> None
     )
     # What is killed cannot delete its temporary folder.
     place = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", outer], env=place) as telescope:
+    with Program([sys.executable, "-c", outer], env=place) as telescope:
         give_up_s = time.monotonic() + DEADLINE_S
         while not note.exists():
             assert time.monotonic() < give_up_s

@@ -18,7 +18,7 @@ import ray
 from ray._private import worker as ray_worker
 from ray._private.utils import validate_socket_filepath
 from tests.actors import Here
-from tests.processes import command_of, listening_hosts
+from tests.processes import Program, command_of, listening_hosts
 
 from telescope_core.base import interrupts
 from telescope_core.errors import ConfigError, ProcessDiedError
@@ -117,7 +117,7 @@ def test_a_signal_for_the_group_is_not_for_ray_which_ends_when_its_driver_is_kil
 ) -> None:
     command = [sys.executable, "-c", STARTED]
     variables = os.environ | {"TMPDIR": str(temporary)}
-    with subprocess.Popen(
+    with Program(
         command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
@@ -252,7 +252,7 @@ def test_a_signal_while_ray_starts_ends_the_start(
 
 
 def test_the_death_of_a_process_of_ray_is_named() -> None:
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with Program(["sleep", "600"]) as process:
         head = HeadProcesses([psutil.Process(process.pid)])
         head.check()
         process.kill()

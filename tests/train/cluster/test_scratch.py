@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import Program
 
 from telescope_train.cluster.leftovers import ScratchFolder
 
@@ -40,7 +41,7 @@ def made(prefix: str = "a-") -> Path:
 @pytest.mark.parametrize("ending", ["killed", "left"])
 def test_only_the_folder_of_a_killed_process_is_deleted(temporary: Path, ending: str) -> None:
     command = [sys.executable, "-c", PROGRAM, ending]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with Program(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         path = Path(process.stdout.readline().strip())
         assert path.parent == temporary

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from tests.processes import command_of
+from tests.processes import Program, command_of
 
 pytestmark = pytest.mark.slow
 LIMIT_S = 60
@@ -28,7 +28,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def host():
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         guarded = psutil.Process(int(process.stdout.readline()))
