@@ -10,13 +10,14 @@ from telescope_core import (
     EnvironmentConfig,
     Example,
     ListSource,
-    MultiTurnEnvironment,
     SingleTurnEnvironment,
     Split,
+    ToolEnvironment,
     cleanup,
     reward,
     runs_in,
     setup,
+    tool,
 )
 from telescope_core.environments.settings import read_settings
 from telescope_core.errors import ConfigError, EnvironmentLoadError
@@ -40,6 +41,9 @@ class One(SingleTurnEnvironment):
         ({"open": setup(lambda self: 1)}, "must take (self, episode); it takes (self)"),
         ({"end": cleanup(deadline_s=0)(lambda self, episode: 1)}, "a number above 0, got 0"),
         ({"open": setup(runs_in("process")(lambda self, e: 1))}, "cannot run in a process"),
+        ({"format_prompt": runs_in("process")(lambda self, e: "")}, "only rewards and metrics do"),
+        ({"add": tool(runs_in("process")(lambda self: 1))}, "cannot run in a process"),
+        ({"add": runs_in("loop")(tool(lambda self: 1))}, "make it async"),
         ({"r": reward(runs_in("process")(lambda self, episode: 1))}, "cannot take the episode"),
         (
             {"sync_runs_in": "process", "r": reward(lambda self, episode: 1)},
@@ -50,7 +54,7 @@ class One(SingleTurnEnvironment):
 )
 def test_a_class_that_cannot_work_is_refused_where_it_is_defined(body, message):
     with pytest.raises(EnvironmentLoadError) as refused:
-        type("Broken", (MultiTurnEnvironment,), body)
+        type("Broken", (ToolEnvironment,), body)
     assert message in str(refused.value)
 
 

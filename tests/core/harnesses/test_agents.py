@@ -205,8 +205,9 @@ def test_the_settings_choose_another_program():
         Counted(AgentConfig(harness="mini-swe"))
     with pytest.raises(ConfigError, match=r"set env\.harness too"):
         Counted(AgentConfig(harness_options={"argv": argv}))
-    with pytest.raises(ConfigError, match=r"needs argv, the list"):
-        Counted(AgentConfig(harness="command", harness_options={"argv": []}))
+    for options in ({"argv": []}, {"answer_file": "answer"}):
+        with pytest.raises(ConfigError, match=r"needs argv, the list"):
+            Counted(AgentConfig(harness="command", harness_options=options))
 
 
 def test_a_program_that_may_take_longer_than_its_sandbox_lives_is_refused():

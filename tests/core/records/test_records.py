@@ -175,7 +175,7 @@ def test_json_lines_hold_any_text(tmp_path):
 
 def test_identity_state_and_summary(tmp_path):
     run = RunFolder.create(tmp_path / "a" / "run", config={"run": {"seed": 1}}, name="first")
-    info = RunFolder.open(run.path).info()
+    info = RunFolder.open(str(run.path)).info()
     assert (info.name, info.pid, info.observed_state) == ("first", os.getpid(), RunState.RUNNING)
     assert "telescope-core" in info.versions
     assert run.config() == {"run": {"seed": 1}}

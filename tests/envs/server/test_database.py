@@ -42,7 +42,7 @@ def store(tmp_path):
         ("UPDATE statuses SET record = ''", "a status is never changed"),
         ("DELETE FROM statuses", "a status is never removed"),
         ("UPDATE aliases SET environment = 'acme/other'", "an alias is never reassigned"),
-        ("REPLACE INTO aliases VALUES ('toy', 'acme/other')", "an alias is never removed"),
+        ("REPLACE INTO aliases VALUES ('toy', 'acme/other', '')", "an alias is never removed"),
     ],
 )
 def test_what_was_said_stays_said(store, statement, message):

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,8 @@ def test_the_log_says_what_was_said_of_which_version_and_why(hub):
         {"yanked": {}, "deprecated": None, "advisories": ()},
     ):
         hub.store.change_status("acme/toy", lambda status, new=fields: status.changed(**new))
+    hub.store.add_alias("toy", "acme/toy")
+    hub.store.suspend("acme", reason="stolen token", is_withheld=False)
     entries = [(one.event, one.subject, one.reason) for one in hub.store.audit()]
     assert entries[entries.index(("published", "acme/toy 0.1.0", "")) + 1 :] == [
         ("yanked", "acme/toy 0.1.0", "wrong gold"),
@@ -133,6 +136,8 @@ def test_the_log_says_what_was_said_of_which_version_and_why(hub):
         ("status sent again", "acme/toy", ""),
         ("deprecation undone", "acme/toy", ""),
         ("advisory removed", "acme/toy", "reads files"),
+        ("alias added", "toy acme/toy", ""),
+        ("namespace suspended", "acme", "stolen token"),
     ]
 
 
@@ -156,4 +161,6 @@ def test_records_of_the_first_version_are_taken_over(tmp_path):
         assert store.namespaces() == [("acme", "active")]
         assert store.publish(toy_publication())
         store.suspend("acme", reason="why", is_withheld=True)
+        times = [datetime.fromisoformat(entry.at) for entry in store.audit()]
+        assert (len(times), times) == (3, sorted(times))
         assert store.catalog() == []

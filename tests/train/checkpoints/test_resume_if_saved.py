@@ -111,6 +111,21 @@ def test_a_run_that_began_at_a_checkpoint_begins_there_again(tiny, config, tmp_p
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("had", ["nothing saved", "a checkpoint", "finished"])
+def test_a_new_run_in_its_place_is_told_what_takes_it_up(tiny, tmp_path, had):
+    config = config_of(tmp_path, tiny, *IF_SAVED[:2])
+    folder = a_try(config, num_steps=7)
+    if had == "finished":
+        folder.finish()
+    elif had == "a checkpoint":
+        checkpoint_at(folder.checkpoints_path, 5)
+    (problem,), _ = begun(config)
+    told = [word for word in problem.split() if word.startswith("--resume")]
+    advice = {"nothing saved": ["--resume-if-saved"], "a checkpoint": ["--resume"], "finished": []}
+    assert told == advice[had]
+    assert "give another --name, or move the folder" in problem
+
+
 def test_records_that_nothing_brings_back_are_kept(config):
     """Two checkpoints were due, so that their folder is gone rather than empty."""
     folder = a_try(config, num_steps=10)

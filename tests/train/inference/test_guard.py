@@ -18,11 +18,16 @@ from telescope_core.types import Sampling
 from telescope_train.cluster.network import Network
 from telescope_train.config.inference_section import InferenceSection
 from telescope_train.inference.client import TokenClient
-from telescope_train.inference.fleet import AT_ITS_NODE, ServerPorts, server_secret
+from telescope_train.inference.fleet import AT_ITS_NODE, ServerPorts
 from telescope_train.inference.generation import Request, ServerLostError
 from telescope_train.inference.server import ServerSettings
 from telescope_train.inference.vllm_plugin import http_server
-from telescope_train.inference.wire import ENGINE_PATH, SECRET_VARIABLE, TOKEN_PLANE_PATH
+from telescope_train.inference.wire import (
+    ENGINE_PATH,
+    SECRET_VARIABLE,
+    TOKEN_PLANE_PATH,
+    server_secret,
+)
 from telescope_train.observability.otlp_receiver import OtlpReceiver
 from telescope_train.observability.traces import Traces
 

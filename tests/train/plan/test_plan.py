@@ -398,12 +398,18 @@ def test_a_taken_port_names_the_port_and_the_setting(flags):
     assert "inference_base_port" in problem
 
 
+def test_a_secret_that_could_be_guessed_is_found_before_the_start(flags, monkeypatch):
+    monkeypatch.setenv("TELESCOPE_SERVER_SECRET", "guessed")
+    (problem,) = plan(flags).problems
+    assert "TELESCOPE_SERVER_SECRET must hold at least 16 characters, got 7" in problem
+
+
 @pytest.mark.slow
 def test_a_run_folder_with_something_in_it_is_kept(flags, tmp_path):
     (tmp_path / "runs" / "toy").mkdir(parents=True)
     assert plan(flags).problems == ()
     (tmp_path / "runs" / "toy" / "run.json").write_text("{}")
-    assert "is not empty; add --resume to go on with its run" in plan(flags).problems[0]
+    assert "is not empty; give another --name, or move the folder" in plan(flags).problems[0]
     (tmp_path / "file").write_text("")
     assert "is a file" in plan(flags, "--output_dir", str(tmp_path / "file")).problems[0]
 

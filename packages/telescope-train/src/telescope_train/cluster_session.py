@@ -20,7 +20,7 @@ from telescope_train.cluster.network import Network
 from telescope_train.cluster.nodes import ask_nodes, living_nodes
 from telescope_train.cluster.placement import Rooms, place_environments, place_processes
 from telescope_train.config.schema import TrainConfig
-from telescope_train.inference.fleet import server_secret
+from telescope_train.inference.wire import server_secret
 from telescope_train.plan.node_checks import Seen, Wanted, look_here, markers, node_problems
 from telescope_train.plan.prepared import Prepared
 

@@ -204,6 +204,7 @@ def check_class(
     check_values(cls, known=known, where=class_location(cls))
     _check_marks(cls)
     _check_methods(cls)
+    _check_places(cls, {"compute_reward", *(score.name for score in scores)})
     for score in scores:
         _check_score(cls, score)
     for hook in hooks:
@@ -358,6 +359,23 @@ def _check_colors(cls: type) -> None:
             )
 
 
+def _check_places(cls: type, of_scores: set[str]) -> None:
+    """Refuse a place in which a method cannot run, or that nothing would read."""
+    for name, method in vars(cls).items():
+        declared = declared_place(method)
+        if declared == "process" and name not in of_scores:
+            raise EnvironmentLoadError(
+                f"{location_of(method)} cannot run in a process, because only rewards and metrics "
+                "do, which get copies; run it in a thread, or make it async"
+            )
+        is_tool = bool(_marks(method)) and _kind_of(method) == "tool"
+        if is_tool and declared == "loop" and not inspect.iscoroutinefunction(method):
+            raise EnvironmentLoadError(
+                f"tool {location_of(method)} runs in a thread, because it may wait; make it async, "
+                'or remove @runs_in("loop")'
+            )
+
+
 def _accepts(function: Any, num_arguments: int) -> bool:
     try:
         inspect.signature(function).bind(*[None] * num_arguments)
@@ -421,11 +439,6 @@ def _check_hook(method: Any, hook: Hook) -> None:
         raise EnvironmentLoadError(
             f"{hook.kind} {location_of(method)} must take (self, episode); "
             f"it takes (self{''.join(f', {name}' for name in names)})"
-        )
-    if declared_place(method) == "process":
-        raise EnvironmentLoadError(
-            f"{hook.kind} {location_of(method)} cannot run in a process, because it gets the "
-            "episode itself and not a copy; run it in a thread, or make it async"
         )
     if not is_number(hook.deadline_s) or hook.deadline_s <= 0:
         raise EnvironmentLoadError(

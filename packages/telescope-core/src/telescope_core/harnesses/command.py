@@ -22,7 +22,7 @@ class CommandHarness:
     def __init__(
         self,
         *,
-        argv: Sequence[str],
+        argv: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         answer_file: str = "",

@@ -98,8 +98,8 @@ _KIND_OF_LINES = {
 class RunFolder:
     """The folder of one run; `create` starts one, `open` reads one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = path = Path(path)
         self.rollouts_path = path / "rollouts"
         """Folder of the rollouts; `records.step_files` names the files."""
         self.attempts_path = path / "attempts"
@@ -168,10 +168,10 @@ class RunFolder:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
+    def open(cls, path: Path | str) -> "RunFolder":
         """Return the run in `path`; raises ConfigError when there is none."""
         run = cls(path)
-        if not path.is_dir():
+        if not run.path.is_dir():
             raise ConfigError(f"{path}: no such folder; expected the folder of a run")
         run.info()
         return run

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from telescope_core.base.errors import ConfigError, unknown_name
 from telescope_core.base.terminal import acts_on_terminals
 from telescope_envs.records.files import sha256_of
-from telescope_envs.server.database import Database
+from telescope_envs.server.database import Database, time_text
 from telescope_envs.server.refusals import Limit, Refusal, shared_address
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ def create_token(
         raise ConfigError("a token needs a lifetime above 0 days; give a larger --days")
     if not label.strip() or acts_on_terminals(label):
         raise ConfigError(f"the label must be one line of text, got {label!r}; correct it")
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(UTC)
     token = CallerToken(
         id=secrets.token_hex(4),
         label=label,
         scope=scope,
         owners=owners,
         created_at=now,
-        expires_at=now + lives,
+        expires_at=now.replace(microsecond=0) + lives,
     )
     secret = PREFIX + secrets.token_urlsafe(32)
     with database.transaction() as writer:
@@ -110,7 +110,7 @@ def create_token(
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 *(token.id, sha256_of(secret), label, scope.value, " ".join(owners)),
-                *(token.created_at.isoformat(), token.expires_at.isoformat()),
+                *(time_text(token.created_at), token.expires_at.isoformat()),
             ),
         )
     return NewToken(token=token, secret=secret)
@@ -143,9 +143,9 @@ def revoke_token(database: Database, wanted: str) -> CallerToken:
             "token", shown, known, "(give the id that `telescope hub token list` shows)"
         )
     with database.transaction() as writer:
-        now = datetime.now(UTC).replace(microsecond=0).isoformat()
         writer.execute(
-            "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = ''", (now, wanted)
+            "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at = ''",
+            (time_text(datetime.now(UTC)), wanted),
         )
     return next(token for token in all_tokens(database) if token.id == wanted)
 

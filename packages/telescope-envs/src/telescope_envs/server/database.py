@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from telescope_core.base.errors import RegistryError
@@ -16,7 +17,7 @@ from telescope_envs.records.files import replace_file, sha256_of
 
 FILE = "hub.sqlite3"
 ARTIFACTS = "artifacts"
-_MIGRATIONS = ("schema.sql", "suspensions.sql", "publishers.sql")
+_MIGRATIONS = ("schema.sql", "suspensions.sql", "publishers.sql", "aliases.sql")
 """Migration scripts, in order; `user_version` counts those that ran on a database."""
 _BUSY_LIMIT_S = 10.0
 _RESTORE = "stop its server, and restore the data folder from a backup"
@@ -49,6 +50,11 @@ _NO_FILES_BESIDE = (
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
 )
 """Codes where the files that SQLite needs beside a database cannot be made."""
+
+
+def time_text(moment: datetime) -> str:
+    """Return a time as records have it: ISO 8601 in UTC, sorted as text as it is by time."""
+    return moment.isoformat(timespec="milliseconds")
 
 
 def _code(error: sqlite3.Error) -> int:

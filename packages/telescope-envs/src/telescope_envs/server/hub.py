@@ -49,7 +49,13 @@ from telescope_envs.rules.admission import (
     reserved_parts,
     status_file,
 )
-from telescope_envs.server.database import FILE, ArtifactFiles, Database, failures_named
+from telescope_envs.server.database import (
+    FILE,
+    ArtifactFiles,
+    Database,
+    failures_named,
+    time_text,
+)
 from telescope_envs.server.refusals import Refusal
 
 log = logging.getLogger(__name__)
@@ -220,7 +226,7 @@ def _insert(writer: Connection, release: Release, files: dict[str, bytes], token
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return time_text(datetime.now(UTC))
 
 
 API = "api"
@@ -440,8 +446,8 @@ class HubStore:
                 )
             writer.execute(
                 "INSERT INTO namespaces (owner, status, publishers, created_at) "
-                "VALUES (?, 'active', ?, datetime('now'))",
-                (owner, json.dumps(publishers)),
+                "VALUES (?, 'active', ?, ?)",
+                (owner, json.dumps(publishers), _now()),
             )
 
     def change_publishers(
@@ -535,7 +541,8 @@ class HubStore:
                     "environment",
                     "choose another name",
                 )
-            writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?)", (name, environment_id))
+            values = (name, environment_id, _now())
+            writer.execute("INSERT OR IGNORE INTO aliases VALUES (?, ?, ?)", values)
 
     def _require_unreserved(self, name: str) -> None:
         if reserved_parts(self.read, name):

@@ -241,7 +241,8 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
     """Return why the run cannot be written to, or continued in, the folder of the config."""
     is_same_run = point is not None and point.is_same_run
     if not is_same_run and not _begins_again(config, point):
-        found = run_folder_problems(config) or _foreign_checkpoints(config)
+        go_on = _how_to_go_on(config, point)
+        found = run_folder_problems(config, go_on=go_on) or _foreign_checkpoints(config)
         return found or _write_problems(config)
     try:
         folder = RunFolder.open(run_folder(config))
@@ -249,8 +250,19 @@ def location_problems(config: TrainConfig, point: ResumePoint | None) -> list[st
         return [str(error)]
     if not _begins_again(config, point):
         return _write_problems(config)
-    begun = 0 if point is None else point.checkpoint.step
-    return _why_not_again(config, folder, begun=begun) or _write_problems(config)
+    return _why_not_again(config, folder, point) or _write_problems(config)
+
+
+def _how_to_go_on(config: TrainConfig, point: ResumePoint | None) -> str:
+    """Return what takes up a run that is in the folder of `config`; "" if nothing does."""
+    if _any_checkpoints(checkpoints_folder(config)):
+        return "--resume to go on with its run"
+    try:
+        if _why_not_again(config, RunFolder.open(run_folder(config)), point):
+            return ""
+    except TelescopeError:
+        return ""
+    return "--resume-if-saved to begin its run again, since it saved nothing"
 
 
 def _write_problems(config: TrainConfig) -> list[str]:
@@ -268,8 +280,7 @@ def _write_problems(config: TrainConfig) -> list[str]:
 def _foreign_checkpoints(config: TrainConfig) -> list[str]:
     """Return why a new run cannot save where checkpoints of an earlier one of its name are."""
     own = checkpoints_folder(config)
-    found = find_checkpoints(own)
-    paths = [*found.broken, *(one.path for one in found.complete)]
+    paths = _any_checkpoints(own)
     if not paths:
         return []
     return [
@@ -277,6 +288,12 @@ def _foreign_checkpoints(config: TrainConfig) -> list[str]:
         "would take for its own and remove; give another --name or --checkpoint_dir, or move that "
         "folder. To go on with the earlier run, bring back its run folder and add --resume"
     ]
+
+
+def _any_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, whole or not."""
+    found = find_checkpoints(folder)
+    return [*found.broken, *(one.path for one in found.complete)]
 
 
 def _started_at(config: TrainConfig) -> str:
@@ -294,8 +311,9 @@ def _begins_again(config: TrainConfig, point: ResumePoint | None) -> bool:
     return config.checkpoint.resume_if_saved and not is_same_run and has_folder
 
 
-def _why_not_again(config: TrainConfig, folder: RunFolder, *, begun: int) -> list[str]:
-    """Return why a run that began after step `begun` may not start over and lose its records."""
+def _why_not_again(config: TrainConfig, folder: RunFolder, point: ResumePoint | None) -> list[str]:
+    """Return why a run that began at `point` may not start over and lose its records."""
+    begun = 0 if point is None else point.checkpoint.step
     where = f"checkpoint.resume_if_saved: the run in {folder.path}"
     none = f"{str(checkpoints_folder(config))!r} holds no complete checkpoint"
     if folder.info().state is RunState.FINISHED:
@@ -379,9 +397,8 @@ def _opened(config: TrainConfig, point: ResumePoint | None) -> RunFolder:
 
 def _has_saved(folder: Path) -> bool:
     end_replacing(folder)
-    found = find_checkpoints(folder)
     # A run whose checkpoints have lost a part has saved something: nothing is begun over it.
-    return bool(found.complete or found.broken)
+    return bool(_any_checkpoints(folder))
 
 
 def _newest(found: FoundCheckpoints, folder: Path, config: TrainConfig) -> RunCheckpoint:

@@ -11,13 +11,16 @@ def run_folder(config: TrainConfig) -> Path:
     return Path(config.run.output_dir) / config.run.name
 
 
-def run_folder_problems(config: TrainConfig) -> list[str]:
-    """Return why the run folder cannot be created; empty when it can."""
+def run_folder_problems(config: TrainConfig, *, go_on: str) -> list[str]:
+    """Return why the run folder cannot be created; empty when it can.
+
+    `go_on`: what to add to go on with the run that is in it, if anything does.
+    """
     folder = run_folder(config)
     if (folder / "run.json").is_file():
         return [
-            f"the run folder {folder} is not empty; add --resume to go on with its run, give "
-            "another --name, or move the folder"
+            f"the run folder {folder} is not empty; {go_on and f'add {go_on}, '}give another "
+            "--name, or move the folder"
         ]
     if folder.is_dir() and any(folder.iterdir()):
         return [f"the run folder {folder} is not empty; give another --name, or move the folder"]

@@ -6,9 +6,8 @@ Also their settings, ports and secret.
 import asyncio
 import logging
 import os
-import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from telescope_train.config.inference_section import LOOPBACK
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import ServerProcess, ServerSettings, Silence
 from telescope_train.inference.servers import Loss, Reached, ServerDiedError
-from telescope_train.inference.wire import SECRET_VARIABLE
 from telescope_train.models.served_adapter import served_adapter
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,7 +39,6 @@ WATCHING = "watching"
 """Name of an actor's thread that answers questions about its progress."""
 WATCH_EVERY_S = 1.0
 """Seconds between two checks of the actors."""
-SHORTEST_SECRET = 16
 AT_ITS_NODE = ""
 """Host of a server that is to use the address of its node."""
 PLACEMENT_S = 300.0
@@ -447,20 +444,6 @@ class ServerGroup:
         # Errors are dropped: an actor that is gone has no server left to end, and a failed cleanup
         # must not hide the failure that ended the run.
         await asyncio.gather(*(closed(one) for one in closing), return_exceptions=True)
-
-
-def server_secret(environ: Mapping[str, str]) -> str:
-    """Return the secret for the servers of a run: a new one, or the one in the settings.
-
-    Raises ConfigError for one that could be guessed.
-    """
-    chosen = environ.get(SECRET_VARIABLE, "")
-    if chosen and len(chosen) < SHORTEST_SECRET:
-        raise ConfigError(
-            f"{SECRET_VARIABLE} must hold at least {SHORTEST_SECRET} characters, got "
-            f"{len(chosen)}; leave it out for a new secret with each run"
-        )
-    return chosen or secrets.token_urlsafe(32)
 
 
 def server_settings(

@@ -7,13 +7,15 @@ it. Token ids are columns of little-endian int32, log-probs of float32; neither 
 """
 
 import asyncio
+import secrets
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from telescope_core.base.chains import Routes
+from telescope_core.base.errors import ConfigError
 from telescope_train.observability.calls import ServerTiming
 
 PROGRESS_S = 0.5
@@ -30,6 +32,7 @@ ONCE_HEADER = "x-telescope-once"
 answer of the first."""
 SECRET_VARIABLE = "TELESCOPE_SERVER_SECRET"
 """Environment variable of a server with the secret of its requests; empty = none."""
+_SHORTEST_SECRET = 16
 IDENTITY_VARIABLE = "TELESCOPE_SERVER_IDENTITY"
 """Environment variable of a server with the identity of this start."""
 SOCKET_VARIABLE = "TELESCOPE_SERVER_SOCKET"
@@ -220,3 +223,24 @@ class Outbox(Generic[Item]):
             items, self._items = self._items, []
             for frame in frames(items):
                 await self._send(frame)
+
+
+def server_secret(environ: Mapping[str, str]) -> str:
+    """Return the secret for the servers of a run: a new one, or the one in the settings.
+
+    Raises ConfigError for one that could be guessed.
+    """
+    if problems := secret_problems(environ):
+        raise ConfigError("\n".join(problems))
+    return environ.get(SECRET_VARIABLE) or secrets.token_urlsafe(32)
+
+
+def secret_problems(environ: Mapping[str, str]) -> list[str]:
+    """Return why the secret in the settings is none."""
+    chosen = environ.get(SECRET_VARIABLE, "")
+    if not chosen or len(chosen) >= _SHORTEST_SECRET:
+        return []
+    return [
+        f"{SECRET_VARIABLE} must hold at least {_SHORTEST_SECRET} characters, got {len(chosen)}; "
+        "leave it out for a new secret with each run"
+    ]

@@ -4,6 +4,7 @@ This is the device and dtype, the model's sizes, the environments, and where a r
 Everything else gets it from `Prepared`, so nothing is read a second time or can change in between.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from telescope_train.cluster.ports import port_problems
 from telescope_train.config.fields import sorted_out, unused
 from telescope_train.config.schema import TrainConfig
 from telescope_train.inference.server import CPU_HEAD_SIZES
+from telescope_train.inference.wire import secret_problems
 from telescope_train.models.device import (
     Device,
     compute_dtype,
@@ -161,6 +163,7 @@ def prepare(config: TrainConfig) -> Prepared:
         problems += location_problems(config, resume)
     except TelescopeError as error:
         problems.append(str(error))
+    problems += secret_problems(os.environ)
     if config.ray.ray_address is None:
         if device == "cuda":
             problems += gpu_problems(config, facts, limit, gpus)
