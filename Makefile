@@ -6,7 +6,7 @@
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 # One more than the cores of a small machine: tests wait for what they start a quarter of the time.
-WORKERS ?= 3
+WORKERS ?= 4
 # Where this is set, each of the many processes that the tests start compiles its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -64,7 +64,7 @@ test-fast: stack environments sandboxes ## the quick tests of single rules, in u
 
 # The longest batches begin first, so that no process waits for another at the end.
 test: stack environments browser sandboxes containers ## all tests that a change must pass
-	@$(RUN_TESTS) fast engine slow
+	@$(RUN_TESTS) engine slow fast
 
 .PHONY: test-nightly
 test-nightly: stack environments browser sandboxes containers ## what proves the rare: kills, nodes, learning

@@ -106,11 +106,14 @@ class Place:
 
 
 def age_text(seconds: float) -> str:
-    """Return a duration in the largest unit of which it has at least two."""
+    """Return a duration in the largest unit of which it has at least two.
+
+    One below 0, where the clock of the machine was set back since, is told as 0 seconds.
+    """
     for size_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size_s:
             return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{max(seconds, 0.0):.0f} seconds"
 
 
 Opener = Callable[[Place], Store]
