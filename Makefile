@@ -5,7 +5,7 @@
 
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
-# One more than the cores of a small machine: tests wait for what they start a quarter of the time.
+# Twice the cores of a small machine: more than half of the time, tests wait for what they start.
 WORKERS ?= 4
 # Where this is set, each of the many processes that the tests start compiles its sources again.
 unexport PYTHONDONTWRITEBYTECODE

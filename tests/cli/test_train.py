@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.ui.recorded import kill
 
 from telescope_cli import main as cli
 from telescope_cli.settings_files import SMALLEST_RUN, SMALLEST_SFT
@@ -184,19 +185,24 @@ def test_the_plan_of_a_fork_says_where_it_begins_and_what_is_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "remedy"), [("run.json", "--resume"), ("notes.txt", "--name")])
-def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, name, remedy):
-    """The folder of a run can be gone on with; one of anything else is somebody's."""
+@pytest.mark.parametrize(
+    ("is_run", "remedy"), [(True, "--resume-if-saved"), (False, "--name")], ids=["run", "notes"]
+)
+def test_a_folder_in_the_way_stays_and_the_way_on_is_named(settings, capsys, is_run, remedy):
+    """A run that saved nothing can begin again; a folder of anything else is somebody's."""
     folder = settings.parent / "runs" / "toy"
-    folder.mkdir(parents=True)
-    (folder / name).write_text("{}")
+    if is_run:
+        kill(RunFolder.create(folder, config={}))
+    else:
+        folder.mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for flags in (("--dry-run",), ()):
         code, out, err = train(capsys, str(settings), *flags)
         assert code == 2
         (said,) = re.findall(r"/runs/toy is not empty[^.]*", out + err)
-        assert [one for one in ("--resume", "--name") if one in said][:1] == [remedy]
-    assert [path.name for path in folder.iterdir()] == [name]
-    assert (folder / name).read_text() == "{}"
+        assert re.findall(r"--[a-z-]+", said)[0] == remedy
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow
