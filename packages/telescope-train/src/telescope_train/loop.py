@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from telescope_core.base.clock import now_s
 from telescope_core.base.types import WeightVersion
 from telescope_train.backends.protocol import Ranks
 from telescope_train.batches.batch import StepPlan
@@ -130,7 +131,7 @@ async def train(
                 held_out=parts.held_out,
             )
             row |= trained.learned | {"step": step, "version": step}
-            row["time_s"] = parts.timeline.clock.now_s()
+            row["time_s"] = now_s()
             parts.losses.note(step, trained.batch, row)
             with parts.timeline.span("after the step", step=step):
                 await tokens.record(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telescope_core.base import interruptible, interrupts
+from telescope_core.base import clock, interruptible, interrupts
 from telescope_core.base.collector import rare_collections
 from telescope_core.base.errors import ConfigError, ProcessDiedError, TelescopeError
 from telescope_core.base.open_files import raise_limit
@@ -451,8 +451,7 @@ async def _go_back(resources: Resources, died: RankDiedError) -> RunCheckpoint |
     # Without its folder it would begin at step 0, in a new one that is no run's.
     folder.require_here()
     begun = newest_to_go_on(prepared.config, prepared.resume)
-    now_s = resources.policies.recording.timeline.clock.now_s()
-    restart = restart_at(begun, died, folder.last_step(), time_s=now_s)
+    restart = restart_at(begun, died, folder.last_step(), time_s=clock.now_s())
     view.warn(restart_text(restart))
     folder.go_back(restart)
     view.go_back(folder.metrics())

@@ -5,13 +5,13 @@ one Parquet file, and the files of many steps are later merged (`step_files`).
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from telescope_core.base import clock
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.files import write_text
 from telescope_core.records.row_log import RowFiles, RowLog
@@ -103,7 +103,7 @@ class EventLog(RowLog[AttemptEvent]):
         self._hear(row)
         if self._epoch_s is None:
             # Once: durations are right even if somebody sets the clock of the machine.
-            self._epoch_s = time.time() - asyncio.get_running_loop().time()
+            self._epoch_s = clock.now_s() - asyncio.get_running_loop().time()
         super().add(row)
 
     def append_some(self, rows: list[AttemptEvent]) -> None:

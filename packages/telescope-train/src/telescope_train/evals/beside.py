@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from telescope_core.base import clock
 from telescope_core.base.errors import TelescopeError
 from telescope_core.base.protocols import EnvironmentClient, PolicySource
 from telescope_core.base.secret_names import secret_values
@@ -38,7 +39,6 @@ from telescope_train.config.eval_folders import (
 from telescope_train.config.schema import EvalEntry, TrainConfig
 from telescope_train.evals.servers import EvalServers
 from telescope_train.observability.eval_numbers import eval_numbers
-from telescope_train.observability.timeline import Clock
 from telescope_train.rollouts.held_out import eval_split, num_played, question_of
 from telescope_train.weights.publish import WeightPublisher
 
@@ -181,7 +181,6 @@ class EvalsBeside:
         self._publisher = publisher
         self._show = show
         self._on_result = on_result
-        self._clock = Clock()
         self._step: WeightVersion = 0
         self._playing: asyncio.Task[None] | None = None
         self._begun_tag = ""
@@ -348,7 +347,7 @@ class EvalsBeside:
         self, due: _Round, entry: EvalEntry, state: EvalPointState, reason: str
     ) -> EvalPoint:
         return EvalPoint(
-            time_s=self._clock.now_s(),
+            time_s=clock.now_s(),
             name=entry.name,
             tag=due.tag,
             folder=eval_folder_name(entry.name, due.tag),

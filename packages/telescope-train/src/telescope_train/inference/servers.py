@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from telescope_core.base import clock
 from telescope_core.base.errors import EndpointError, ProcessDiedError
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.servers import ServerEvent, ServerRole, ServerState
 from telescope_train.inference.generation import Generation, Request
-from telescope_train.observability.timeline import Clock
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -195,7 +195,6 @@ class Server:
         self._ended_identity = ""
         """Identity before the last start, while the present one is not known."""
         self._on_event = on_event
-        self._clock = Clock()
         self._changed: asyncio.Event | None = None
         """Event that is set on the next change of state; None = nobody waits for it."""
 
@@ -265,7 +264,7 @@ class Server:
     def _event(self) -> ServerEvent:
         identity = self.client.identity
         return ServerEvent(
-            time_s=self._clock.now_s(),
+            time_s=clock.now_s(),
             server=self.client.base_url,
             identity="" if identity == self._ended_identity else identity,
             role=self.role,

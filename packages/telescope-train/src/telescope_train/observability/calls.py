@@ -6,9 +6,9 @@ from functools import partial
 
 import msgspec
 
+from telescope_core.base import clock
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.timeline import ModelCall
-from telescope_train.observability.timeline import Clock
 from telescope_train.observability.traces import Traces, traced_group
 
 
@@ -82,7 +82,6 @@ class CallLog:
         """`traces`: used to derive the trace of each call; None = servers keep no traces."""
         self._add = add
         self._traces = traces
-        self._clock = Clock()
 
     def watching(
         self,
@@ -102,7 +101,7 @@ class CallLog:
         """Record the end of a request."""
         self._add(
             ModelCall(
-                time_s=self._clock.at(end.sent_s),
+                time_s=clock.at(end.sent_s),
                 duration_s=end.ended_s - end.sent_s,
                 server=end.server,
                 environment=caller.environment,

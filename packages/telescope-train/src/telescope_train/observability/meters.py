@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Protocol
 
+from telescope_core.base import clock
 from telescope_core.records.timeline import GaugeSample
 from telescope_train.observability.system import LEAST_S, Reading
-from telescope_train.observability.timeline import Clock
 
 ANSWER_S = 5.0
 """Seconds in which a machine or a server has to answer."""
@@ -129,7 +129,6 @@ class Meters:
         self._add = add
         self._show = show
         self._interval_s = interval_s
-        self._clock = Clock()
         self._pages: dict[str, Page] = {}
         self._shown: set[str] = set()
 
@@ -170,7 +169,7 @@ class Meters:
 
     async def _note(self, source: str, answer: Awaitable[Iterable[Reading]]) -> None:
         shown = await answer
-        time_s = self._clock.now_s()
+        time_s = clock.now_s()
         samples = [
             GaugeSample(time_s=time_s, source=f"{source} {part}".rstrip(), name=name, value=value)
             for part, name, value in shown

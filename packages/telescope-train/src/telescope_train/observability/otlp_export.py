@@ -29,13 +29,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.re import parse_env_headers
 
+from telescope_core.base import clock
 from telescope_core.base.addresses import is_on_this_machine
 from telescope_core.base.errors import ConfigError
 from telescope_core.base.secret_names import without_passwords
 from telescope_core.records.events import AttemptEvent, Stage
 from telescope_core.records.timeline import ModelCall
 from telescope_train.observability import genai_names as names
-from telescope_train.observability.timeline import Clock
 from telescope_train.observability.traces import Traces, traced_group
 
 MOST_WAITING = 256
@@ -79,7 +79,6 @@ class TraceExport:
         self._traces = traces
         self._model = model
         self._parts_of_eval = parts_of_eval
-        self._clock = Clock()
         self._resource = Resource.create({"service.name": names.SERVICE, names.RUN: run})
         self._begun: dict[tuple[str, int, int], float] = {}
         self._shown = without_passwords(endpoint)
@@ -90,7 +89,7 @@ class TraceExport:
     def attempt(self, event: AttemptEvent) -> None:
         """Process a stage of an attempt; its span is sent when it ends."""
         key = (event.group_id, event.index, event.attempt)
-        now_s = self._clock.at(event.time_s)
+        now_s = clock.at(event.time_s)
         if event.stage is Stage.DRAWN:
             self._begun[key] = now_s
         if event.stage not in (Stage.DONE, Stage.FAILED, Stage.CANCELLED):

@@ -8,11 +8,11 @@ answer, so that bars are right even if the machines' clocks disagree.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Protocol
 
+from telescope_core.base import clock
 from telescope_core.base.errors import ProcessDiedError
 from telescope_core.base.types import WeightVersion
 from telescope_core.records.timeline import TimelineSpan
@@ -30,37 +30,18 @@ CHECKPOINTS = "checkpoints"
 """Source name for files that are written beside the steps."""
 
 
-class Clock:
-    """Unix time that does not jump when the machine's clock is set.
-
-    The clock of an event loop agrees with it, except in simulations.
-    """
-
-    def __init__(self) -> None:
-        self._offset_s = time.time() - time.monotonic()
-
-    def now_s(self) -> float:
-        """Return the time, seconds since 1970, UTC."""
-        return self.at(time.monotonic())
-
-    def at(self, monotonic_s: float) -> float:
-        """Return the time at which `time.monotonic` was `monotonic_s`."""
-        return self._offset_s + monotonic_s
-
-
 class Timeline:
     """Receives the spans of a run."""
 
     def __init__(self, add: Callable[[TimelineSpan], None]) -> None:
         """`add` must be quick, and must not fail."""
-        self.clock = Clock()
         self.add = add
 
     def note(self, name: str, begin_s: float, end_s: float, *, step: int | None = None) -> None:
         """Record a span of the driver between two times of the event loop."""
         self.add(
             TimelineSpan(
-                time_s=self.clock.at(begin_s),
+                time_s=clock.at(begin_s),
                 duration_s=end_s - begin_s,
                 name=name,
                 source=DRIVER,
@@ -71,9 +52,7 @@ class Timeline:
     def moment(self, name: str, source: str, note: str) -> None:
         """Record an event at the present time."""
         self.add(
-            TimelineSpan(
-                time_s=self.clock.now_s(), duration_s=0.0, name=name, source=source, note=note
-            )
+            TimelineSpan(time_s=clock.now_s(), duration_s=0.0, name=name, source=source, note=note)
         )
 
     @contextmanager
@@ -86,7 +65,7 @@ class Timeline:
         source: str = DRIVER,
     ) -> Generator[None]:
         """Record the duration of the block, also if it fails."""
-        begin_s = self.clock.now_s()
+        begin_s = clock.now_s()
         note = ""
         try:
             yield
@@ -97,7 +76,7 @@ class Timeline:
             self.add(
                 TimelineSpan(
                     time_s=begin_s,
-                    duration_s=self.clock.now_s() - begin_s,
+                    duration_s=clock.now_s() - begin_s,
                     name=name,
                     source=source,
                     step=step,
@@ -172,14 +151,14 @@ class RankSpans:
         await asyncio.shield(self._answers)
 
     async def _ask(self, number: int, rank: TimedRank) -> None:
-        asked_s = self._timeline.clock.now_s()
+        asked_s = clock.now_s()
         try:
             taken = await rank.taken_spans()
         except ProcessDiedError:
             self._offsets.pop(number, None)
             return
         offset = self._offsets.setdefault(number, _Offset())
-        offset.learn(asked_s, self._timeline.clock.now_s(), taken.now_s)
+        offset.learn(asked_s, clock.now_s(), taken.now_s)
         for span in taken.spans:
             self._timeline.add(
                 TimelineSpan(
