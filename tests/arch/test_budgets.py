@@ -136,7 +136,7 @@ BROAD_EXCEPT = {
 }
 """Where everything is caught, and why. A handler that raises again is not counted."""
 
-LINES = {"core": 45815, "adapters": 6945, "train": 52185, "envs": 18765, "cli": 8795, "ui": 9140}
+LINES = {"core": 45825, "adapters": 6945, "train": 52185, "envs": 18765, "cli": 8795, "ui": 9140}
 """Most lines of each package. A feature that needs more raises it; a merge lowers it."""
 CALLED_ONCE = {"core": 74, "adapters": 8, "train": 134, "envs": 48, "cli": 13, "ui": 31}
 """Most private functions of 8 lines or fewer that are named once, where they are called: a new one

@@ -502,6 +502,27 @@ async def test_a_loop_that_is_only_busy_awaiting_is_not_accused():
     assert blocks == []
 
 
+@pytest.mark.slow
+async def test_a_loop_that_waits_longer_than_it_meant_to_accuses_nobody(monkeypatch):
+    """As on a machine that does not go on with its thread: whoever runs the loop is no culprit."""
+    selector = asyncio.get_running_loop()._selector
+    select = selector.select
+
+    def select_late(timeout=None):
+        time.sleep(0.3)
+        return select(timeout)
+
+    blocks = []
+    watch = LoopWatch(threshold_s=0.05, on_block=blocks.append)
+    watch.start()
+    monkeypatch.setattr(selector, "select", select_late)
+    await asyncio.sleep(0.1)
+    monkeypatch.undo()
+    watch.stop()
+    assert watch.longest_s > 0.2
+    assert blocks == []
+
+
 @pytest.mark.parametrize(
     ("error", "replies", "writer"),
     [

@@ -27,6 +27,8 @@ from telescope_core.base.interrupts import NUMBERS
 _log = logging.getLogger(__name__)
 _EVENTS = asyncio.events.__file__
 """File of the frame that runs the loop's callbacks."""
+_WAITING: object = vars(asyncio.BaseEventLoop)["_run_once"].__code__
+"""Code of the loop itself: without a frame of `_EVENTS` further in, it waits for work."""
 _TOLD_AFTER_S = 5.0
 _MOST_CALLS = 5
 """Most lines of a warning for the calls in which the event loop was blocked."""
@@ -182,15 +184,20 @@ class LoopWatch:
     def _author(self, loop_thread: int) -> FrameType | None:
         """Return the innermost frame of the author's code in the loop's current callback, or None.
 
-        Frames outside the callback, such as the script that runs the loop, do not block it.
+        Frames outside the callback, such as the script that runs the loop, do not block it. None is
+        running where the loop waits, which takes long if the machine does not go on with it.
         """
         frame = sys._current_frames().get(loop_thread)  # pyright: ignore[reportPrivateUsage]
+        author: FrameType | None = None
         while frame is not None and frame.f_code.co_filename != _EVENTS:
+            if frame.f_code is _WAITING:
+                return None
             file = frame.f_code.co_filename
-            if file.startswith(self._own_folder) and not file.startswith(libraries()):
-                return frame
+            is_own = file.startswith(self._own_folder) and not file.startswith(libraries())
+            if author is None and is_own:
+                author = frame
             frame = frame.f_back
-        return None
+        return author
 
 
 class _Ending:
