@@ -72,7 +72,7 @@ HERE = {
     "telescope eval --report runs/quickstart",
     "telescope eval suite.toml --dry-run",
     "telescope env list --installed",
-    "telescope env search arithmetic --tag mathematics",
+    "telescope env search arithmetic --tag single-turn",
     "telescope env tree math-reasoning",
     "telescope sandbox list",
     "telescope env update --dry-run",

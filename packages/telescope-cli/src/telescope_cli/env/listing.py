@@ -102,7 +102,7 @@ def search(
 ) -> None:
     """Find environments by name, tag and description, best match first.
 
-    Example: telescope env search arithmetic --tag math
+    Example: telescope env search arithmetic --tag single-turn
     """
     opened = open_registry(registry)
     catalog = opened.catalog()
@@ -125,7 +125,8 @@ def search(
         names = {row.id.partition("/")[2]: row.id for row in catalog}
         close = [names[name] for name in nearest(words, names)]
         advice = f"; the nearest names are {', '.join(close)}" if close else ""
-        nothing = f"Nothing in {opened.address} matches {words!r}{advice}"
+        tagged = f" with the tags {', '.join(tags)}" if tags else ""
+        nothing = f"Nothing in {opened.address} matches {words!r}{tagged}{advice}"
         typer.echo(f"{nothing}. To see all: telescope env list")
 
 
